@@ -5,10 +5,11 @@ import os
 import keras
 
 from arcface_keras.backbones.base import Backbone
+from arcface_keras.backbones.efficientnet import KERAS_BACKBONES
 from arcface_keras.backbones.efficientnet_lite import LITE_BACKBONES
 from arcface_keras.backbones.weights import resolve_weights
 
-BACKBONES: dict[str, Backbone] = {**LITE_BACKBONES}
+BACKBONES: dict[str, Backbone] = {**KERAS_BACKBONES, **LITE_BACKBONES}
 
 
 def build_backbone(

@@ -38,7 +38,8 @@ def check_channels_last() -> None:
     data_format = keras.config.image_data_format()
     if data_format != "channels_last":
         raise ValueError(
-            "image_data_format must be 'channels_last'; call keras.config.set_image_data_format('channels_last') "
+            "image_data_format must be 'channels_last'; call "
+            "keras.config.set_image_data_format('channels_last') "
             f"before building. Received: image_data_format={data_format!r}."
         )
 
@@ -51,6 +52,7 @@ def check_image_size(image_size: Any) -> int:
     """
     if isinstance(image_size, bool) or not hasattr(image_size, "__index__") or image_size < MIN_IMAGE_SIZE:
         raise ValueError(
-            f"image_size must be a whole number of at least {MIN_IMAGE_SIZE}. Received: image_size={image_size!r}."
+            f"image_size must be a whole number of at least {MIN_IMAGE_SIZE}. Received: "
+            f"image_size={image_size!r}."
         )
     return int(image_size)

