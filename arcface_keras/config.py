@@ -42,7 +42,7 @@ class RunConfig:
     embedding_size: int | None = option(512, "dimensions of the embedding; 0: as the backbone gives them")
     pooling: Literal["avg", "gem"] = option("avg", "pooling of the feature map")
     dropout: float = option(0.3, "share of pooled features dropped in training")
-    head: str = option("ArcMarginProduct", "name from HEADS")
+    head: str = option("arc", "name from HEADS")
     s: float = option(30.0, "scale of the logits")
     m: float = option(0.3, "margin in radians")
 

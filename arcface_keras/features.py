@@ -13,7 +13,7 @@ from arcface_keras.data.images import image_dataset
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["affordable_views", "frozen_features", "run_batches"]
+__all__ = ["affordable_views", "embed_photos", "frozen_features"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,51 @@ def frozen_features(
         seen += [augment_batch(photos, tf.stack([seed * 1000 + view, number])) for view in range(2, views)]
         return tf.stack([tf.cast(extractor(view, training=False), tf.float32) for view in seen])
 
-    return run_batches(all_views, paths, image_size, batch_size, workers, "features", progress, axis=1)
+    return _run_batches(all_views, paths, image_size, batch_size, workers, "features", progress, axis=1)
 
 
-def run_batches(
+def embed_photos(
+    model: Any,
+    paths: Sequence[Any] | np.ndarray,
+    image_size: int,
+    *,
+    flip_average: bool = True,
+    batch_size: int = 32,
+    workers: int | None = None,
+    desc: str = "embedding",
+    progress: bool = False,
+) -> list[np.ndarray]:
+    """Embed every photo in one pass, with the mirror image averaged in if asked.
+
+    Args:
+        model: from pixels (B, S, S, 3) to one tensor (B, D), or to a list of them. Rows are scaled to length 1
+            before the mean.
+        paths: n files that can be read.
+        image_size: side S of the square.
+        flip_average: take the mean of the photo's row and its mirror image's.
+        batch_size, workers, desc, progress: as for `frozen_features`.
+
+    Returns:
+        For each output of the model float32 (n, D); the mean of two views is shorter than 1.
+    """
+    import tensorflow as tf
+
+    def unit_rows(output: Any) -> list[tf.Tensor]:
+        parts = [tf.cast(part, tf.float32) for part in (output if isinstance(output, list) else [output])]
+        return [tf.math.divide_no_nan(part, tf.norm(part, axis=1, keepdims=True)) for part in parts]
+
+    def rows(images: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        photos = tf.cast(images, tf.float32)
+        seen = [photos, photos[:, :, ::-1]] if flip_average else [photos]
+        views = [tf.concat(unit_rows(model(view, training=False)), axis=1) for view in seen]
+        return tf.add_n(views) / len(views)
+
+    joined = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress)
+    shapes = model.output_shape if isinstance(model.output_shape, list) else [model.output_shape]
+    return np.split(joined, np.cumsum([shape[-1] for shape in shapes])[:-1], axis=1)
+
+
+def _run_batches(
     function: Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"],
     paths: Sequence[Any] | np.ndarray,
     image_size: int,

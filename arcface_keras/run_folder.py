@@ -1,16 +1,30 @@
-"""Where the stages of a run find each other's work."""
+"""The files of a run, by which its stages find each other's work."""
 
+import dataclasses
+import importlib.metadata
+import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["RunFolder"]
+from arcface_keras._files import read_json, write_json
+from arcface_keras._version import __version__
+from arcface_keras.config import RunConfig
+
+__all__ = ["RunFolder", "record_stage", "required_path"]
+
+_PACKAGES = ("tensorflow", "keras", "numpy", "pandas", "scikit-learn", "pillow")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of a run; a stage names the missing file and the stage that writes it."""
+    """Where each artefact of a run lies."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
 
     @property
     def run_json(self) -> Path:
@@ -25,20 +39,20 @@ class RunFolder:
         return self.path / "history.csv"
 
     @property
-    def calibration(self) -> Path:
-        return self.path / "calibration"
+    def held_out(self) -> Path:
+        return self.path / "calibration" / "trained"
+
+    @property
+    def held_out_untrained(self) -> Path:
+        return self.path / "calibration" / "untrained"
 
     @property
     def embeddings(self) -> Path:
         return self.path / "embeddings"
 
     @property
-    def untrained_embeddings(self) -> Path:
+    def embeddings_untrained(self) -> Path:
         return self.path / "embeddings_untrained"
-
-    @property
-    def unreadable(self) -> Path:
-        return self.path / "unreadable.json"
 
     @property
     def neighbors(self) -> Path:
@@ -56,7 +70,52 @@ class RunFolder:
         """Return `path` if it is there; otherwise say which stage writes it."""
         if not path.exists():
             raise ValueError(
-                f"the run folder must hold {path.name}, which the stage `{stage}` writes. "
+                f"the run folder must hold {path.relative_to(self.path)}, which the stage `{stage}` writes. "
                 f"Received: out={self.path}."
             )
         return path
+
+
+def required_path(config: RunConfig, name: str) -> str:
+    """Return a path of the configuration that this stage can not do without."""
+    value = getattr(config, name)
+    if not value:
+        raise ValueError(f"{name} must be given (--{name.replace('_', '-')} PATH). Received: {name}={value!r}.")
+    return value
+
+
+def record_stage(run: RunFolder, config: RunConfig, stage: str, facts: dict[str, Any], seconds: float) -> None:
+    """Enter a finished stage into `run.json`, beside the configuration and the versions that ran it."""
+    content = read_json(run.run_json) if run.run_json.exists() else {}
+    content["config"] = dataclasses.asdict(config)
+    content["versions"] = _versions()
+    entry = facts | {"seconds": round(seconds, 2), "peak_memory_mb": _peak_memory_mb()}
+    content["stages"] = content.get("stages", {}) | {stage: entry}
+    write_json(run.run_json, content)
+
+
+def merge_metrics(run: RunFolder, facts: dict[str, Any]) -> dict[str, Any]:
+    """Enter facts into `metrics.json` and return all of it."""
+    content = (read_json(run.metrics) if run.metrics.exists() else {}) | facts
+    write_json(run.metrics, content)
+    return content
+
+
+def _versions() -> dict[str, str]:
+    versions = {"arcface_keras": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _peak_memory_mb() -> float | None:
+    """Largest resident memory of this process so far, where the system tells it."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
