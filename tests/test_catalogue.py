@@ -259,13 +259,15 @@ def test_catalogue_reports_the_plain_reading_when_backslash_escapes_do_not_help(
         "C:\\a.jpg",
         "..",
         "link.jpg",
+        "sub/../inside.jpg",
         "out/secret.jpg",
     ],
 )
 @pytest.mark.parametrize("missing_images", ["error", "keep"])
 def test_catalogue_refuses_images_outside_the_folder(tmp_path, image, missing_images):
     (tmp_path / "images").mkdir()
-    (tmp_path / "secret.jpg").write_bytes(b"x")
+    for place in ("secret.jpg", "images/inside.jpg", "images/C:\\a.jpg"):
+        (tmp_path / place).write_bytes(b"x")
     (tmp_path / "images" / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     (tmp_path / "images" / "out").symlink_to(tmp_path)
     found = problems(tmp_path, csv_text([["t", image, "", "", "g"]]), missing_images=missing_images)

@@ -3,6 +3,7 @@ import os
 import struct
 import sys
 import threading
+import time
 import warnings
 from itertools import chain
 
@@ -505,14 +506,53 @@ def rows_of(images):
     return red.tolist()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 32])
-def test_dataset_order_is_that_of_the_paths(colours, workers):
-    order = np.random.default_rng(1).permutation(60)
-    dataset = image_dataset([colours[i] for i in order], SIZE, 7, workers=workers)
+def check_order(dataset, order):
+    """Two passes over batches of seven, each in the wanted order."""
     for _ in range(2):
         batches = [rows_of(batch) for batch in dataset.as_numpy_iterator()]
         assert [len(batch) for batch in batches] == [7] * 8 + [4]
-        assert list(chain.from_iterable(batches)) == order.tolist()
+        assert list(chain.from_iterable(batches)) == list(order)
+
+
+def test_order_check_catches_sorting_by_name_shuffling_and_racing_workers(colours):
+    import tensorflow as tf
+
+    order = np.random.default_rng(1).permutation(60)
+    paths = [colours[i] for i in order]
+
+    def slow_first(row):
+        time.sleep(0.2 if row == 0 else 0)
+        return load_image(paths[row], SIZE)
+
+    def racing(row):
+        return tf.ensure_shape(tf.numpy_function(slow_first, [row], tf.uint8), (SIZE, SIZE, 3))
+
+    rows = tf.data.Dataset.range(60).map(racing, num_parallel_calls=8, deterministic=False)
+    broken = {
+        "sorted": image_dataset(sorted(paths), SIZE, 7),
+        "shuffled": image_dataset(paths, SIZE, 7, shuffle=True),
+        "racing": rows.prefetch(1).batch(7),
+    }
+    for dataset in broken.values():
+        with pytest.raises(AssertionError, match="assert"):
+            check_order(dataset, order)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 32])
+def test_dataset_order_is_that_of_the_paths(colours, workers):
+    order = np.random.default_rng(1).permutation(60)
+    check_order(image_dataset([colours[i] for i in order], SIZE, 7, workers=workers), order)
+
+
+def test_dataset_order_holds_when_the_first_photos_take_longest(colours, monkeypatch):
+    def slow_start(path, size, **options):
+        row = int(os.path.basename(path)[:2])
+        time.sleep(0.2 if row in (0, 8, 9) else 0)
+        return load_image(path, size, **options)
+
+    monkeypatch.setattr(images_module, "load_image", slow_start)
+    dataset = image_dataset(colours, SIZE, 3, workers=16)
+    assert list(chain.from_iterable(map(rows_of, dataset.as_numpy_iterator()))) == list(range(60))
 
 
 def test_dataset_specification_is_static(colours):

@@ -244,16 +244,10 @@ def _locate_one(image: str, folder: Path) -> tuple[Path, str, bool]:
     """Return the path, what is wrong with it ("" for nothing), and whether it is merely absent."""
     if not image:
         return folder, "the image must be named", False
-    if (
-        PurePosixPath(image).is_absolute()
-        or PureWindowsPath(image).anchor
-        or ".." in PurePosixPath(image).parts
-    ):
-        return (
-            folder,
-            f"an image must be named relative to and inside the image folder. Received: {image!r}",
-            False,
-        )
+    posix = PurePosixPath(image)
+    if posix.is_absolute() or ".." in posix.parts or PureWindowsPath(image).anchor:
+        what = f"an image must be named relative to and inside the image folder. Received: {image!r}"
+        return folder, what, False
     path = Path(os.path.realpath(folder / image))
     if not path.is_relative_to(folder):
         return path, f"an image must not be a link out of the image folder. Received: {image!r}", False
