@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -210,10 +211,10 @@ def _check_texts(columns: dict[str, list[str]], rows: list[int]) -> list[Problem
 
 def _check_phashes(values: list[str], rows: list[int]) -> list[Problem]:
     """A spreadsheet turns a hash of digits into 4.4E+15 or drops its zeros; both would match falsely."""
-    lengths = [len(value) for value in values if value]
-    usual = max(sorted(set(lengths)), key=lengths.count, default=0)
+    lengths = Counter(len(value) for value in values if value)
+    usual = max(sorted(lengths), key=lengths.__getitem__, default=0)
     problems = []
-    for row, value in zip(rows, values, strict=True):
+    for row, value in zip(rows, values, strict=False):
         if not _HEX.fullmatch(value):
             what = f"a hash must hold hexadecimal digits alone. Received: {value!r}"
             problems.append(Problem(row, "image_phash", what))
@@ -243,16 +244,10 @@ def _locate_one(image: str, folder: Path) -> tuple[Path, str, bool]:
     """Return the path, what is wrong with it ("" for nothing), and whether it is merely absent."""
     if not image:
         return folder, "the image must be named", False
-    if (
-        PurePosixPath(image).is_absolute()
-        or PureWindowsPath(image).anchor
-        or ".." in PurePosixPath(image).parts
-    ):
-        return (
-            folder,
-            f"an image must be named relative to and inside the image folder. Received: {image!r}",
-            False,
-        )
+    posix = PurePosixPath(image)
+    if posix.is_absolute() or ".." in posix.parts or PureWindowsPath(image).anchor:
+        what = f"an image must be named relative to and inside the image folder. Received: {image!r}"
+        return folder, what, False
     path = Path(os.path.realpath(folder / image))
     if not path.is_relative_to(folder):
         return path, f"an image must not be a link out of the image folder. Received: {image!r}", False

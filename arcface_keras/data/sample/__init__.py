@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sample_folder() -> Path:
-    """Return the folder with `train.csv`, `test.csv`, `images/` and `LICENSE`, also from an installed wheel."""
+    """Return the folder with `train.csv`, `test.csv`, `images/` and `LICENSE`; right in a wheel too."""
     return Path(__file__).resolve().parent
 
 
