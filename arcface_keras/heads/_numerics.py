@@ -24,7 +24,8 @@ def safe_normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     scaled = x / peak
     squares = ops.sum(ops.square(scaled), axis=1, keepdims=True)
     length = ops.sqrt(ops.where(positive, squares, ops.ones_like(squares)))
-    return scaled / length, ops.where(positive, length * peak, ops.zeros_like(length))
+    unit = ops.where(positive, scaled / length, ops.zeros_like(x))
+    return unit, ops.where(positive, length * peak, ops.zeros_like(length))
 
 
 def inverse_column_norms(W: Tensor) -> Tensor:
@@ -53,3 +54,8 @@ def cos_sin(angle: Any) -> tuple[Any, Any]:
     if isinstance(angle, float):
         return math.cos(angle), math.sin(angle)
     return ops.cos(angle), ops.sin(angle)
+
+
+def safe_angle(cosine: Tensor) -> Tensor:
+    """Return arccos(cosine) in [0, pi], with a bounded slope; exact also close to 0 and pi."""
+    return ops.arctan2(safe_sine(cosine), cosine)

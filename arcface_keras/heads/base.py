@@ -10,10 +10,10 @@ import numpy as np
 from keras import ops
 
 from arcface_keras.heads._checks import check_count, check_ignore_label, check_margin, check_number
-from arcface_keras.heads._labels import check_label_shape, check_labels, concrete, to_sparse
-from arcface_keras.heads._numerics import inverse_column_norms, safe_normalize
-
-Tensor = Any
+from arcface_keras.heads._inputs import check_shapes, is_plain, shapes, split
+from arcface_keras.heads._labels import check_labels, concrete, to_sparse
+from arcface_keras.heads._numerics import Tensor, inverse_column_norms, safe_normalize
+from arcface_keras.heads.schedules import MANUAL, get_schedule, serialize_schedule
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,20 @@ class Rows:
     Attributes:
         labels: Class ids (B,), int32, in 0..n_classes-1 (0 for a row that does not count).
         counted: (B,) bool; False for a row whose label is ignored or cannot be right.
+        factor: (B, 1), by which the logits of a row must be multiplied: 1, or 0 for an ignored row, or NaN
+            for a row whose label cannot be right.
         is_target: (B, n_classes) bool, True at the class of each row.
         norms: Lengths of the embeddings before normalisation (B, 1).
         margin: The margin of each row: a float, or (B, 1) for per-class or scheduled margins.
-        scale: The scale of the logits: a float, or a scalar tensor.
         training: True inside a training step; state moves only then.
     """
 
     labels: Tensor
     counted: Tensor
+    factor: Tensor
     is_target: Tensor
     norms: Tensor
     margin: Any
-    scale: Any
     training: bool
 
 
@@ -58,6 +59,10 @@ class MarginHead(keras.layers.Layer):
         kernel_initializer: Initializer of `W`.
         kernel_regularizer: Regularizer of `W`.
         kernel_constraint: Constraint of `W`.
+        learnable_scale: Train the scale, from `s` on, as the weight `s_weight` (kept >= 0).
+        margin_schedule: Factor of the margin over training steps, a schedule such as `Warmup`; or "manual"
+            for one that `MarginWarmup` or `head.margin_factor.assign` sets. The factor is a saved weight.
+        scale_schedule: The same for the scale.
         **kwargs: `name`, `dtype`, `trainable`. A slash in the name becomes an underscore, which is all
             Keras 3 allows. A half-precision `dtype` or global policy still gives a float32 head.
 
@@ -93,6 +98,9 @@ class MarginHead(keras.layers.Layer):
         kernel_initializer: Any = "glorot_uniform",
         kernel_regularizer: Any = None,
         kernel_constraint: Any = None,
+        learnable_scale: bool = False,
+        margin_schedule: Any = None,
+        scale_schedule: Any = None,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("name") is not None:
@@ -108,10 +116,13 @@ class MarginHead(keras.layers.Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.learnable_scale = bool(learnable_scale)
+        self.margin_schedule = get_schedule("margin_schedule", margin_schedule)
+        self.scale_schedule = get_schedule("scale_schedule", scale_schedule)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Check labels given as plain Python or NumPy values, which later lose their type, then call."""
-        if isinstance(inputs, (list, tuple)) and len(inputs) == 2 and _is_plain(inputs[1]):
+        if isinstance(inputs, (list, tuple)) and len(inputs) == 2 and is_plain(inputs[1]):
             labels = np.asarray(inputs[1])
             check_labels(labels, self.n_classes, self.ignore_label)
             inputs = [inputs[0], labels.astype("int32") if labels.dtype.kind in "iu" else labels]
@@ -119,7 +130,7 @@ class MarginHead(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Create `W` of shape (D, n_classes * sub_centers) and the state of the subclass."""
-        dim = self._check_shapes(input_shape)[0][-1]
+        dim = self._shapes_of(input_shape)[0][-1]
         if dim is None:
             raise ValueError(
                 f"the last axis of the embeddings must be known. Received: input_shape={input_shape}."
@@ -134,6 +145,23 @@ class MarginHead(keras.layers.Layer):
         )
         if isinstance(self.m, tuple):
             self.class_margins = self.add_state("class_margins", (self.n_classes,), self.m)
+        if self.learnable_scale:
+            self.s_weight = self.add_weight(
+                name="s_weight",
+                shape=(),
+                initializer=keras.initializers.Constant(self.s),
+                constraint=keras.constraints.NonNeg(),
+                autocast=False,
+            )
+        self._schedules = []
+        for name, schedule in (("margin", self.margin_schedule), ("scale", self.scale_schedule)):
+            if schedule is not None:
+                start = 1.0 if schedule == MANUAL else ops.convert_to_numpy(schedule(np.float32(0.0)))
+                factor = self.add_state(f"{name}_factor", (), start)
+                setattr(self, f"{name}_factor", factor)
+                if schedule != MANUAL:
+                    step = self.add_state(f"{name}_step", (), 0.0)
+                    self._schedules.append((schedule, factor, step))
         self.build_state()
 
     def build_state(self) -> None:
@@ -152,8 +180,8 @@ class MarginHead(keras.layers.Layer):
         )
 
     def call(self, inputs: Any, training: bool | None = None) -> Tensor:
-        embeddings, labels = _split(inputs)
-        self._check_shapes(_shapes(embeddings, labels))
+        embeddings, labels = split(inputs)
+        self._shapes_of(shapes(embeddings, labels))
         unit, norms = safe_normalize(ops.cast(embeddings, self.compute_dtype))
         if labels is None or (training is not None and not training):
             return self.plain_logits(self.cosines(unit))
@@ -161,18 +189,19 @@ class MarginHead(keras.layers.Layer):
         if known is not None:
             check_labels(known, self.n_classes, self.ignore_label)
         ids, valid, ignored = to_sparse(labels, self.n_classes, self.ignore_label)
-        wrong = ops.expand_dims(ops.logical_not(ops.logical_or(valid, ignored)), 1)
-        unit = ops.where(wrong, ops.full_like(unit, float("nan")), unit)
-        if self.ignore_label is not None:
-            unit = ops.where(ops.expand_dims(ignored, 1), ops.zeros_like(unit), unit)
         cosine = self.cosines(unit)
         is_target = ops.equal(ops.expand_dims(ids, 1), ops.arange(self.n_classes, dtype="int32"))
         target = ops.sum(ops.where(is_target, cosine, ops.zeros_like(cosine)), axis=1, keepdims=True)
-        rows = Rows(ids, valid, is_target, norms, self.margins(ids), self.scale(), bool(training))
-        logits = self.margin_logits(cosine, target, rows)
-        if self.ignore_label is not None:
-            logits = ops.where(ops.expand_dims(ignored, 1), ops.zeros_like(logits), logits)
-        return logits
+        if training:
+            self._advance_schedules()
+        bad = ops.cast(float("nan"), cosine.dtype)
+        factor = ops.where(valid, ops.ones_like(bad), ops.where(ignored, ops.zeros_like(bad), bad))
+        rows = Rows(
+            ids, valid, ops.expand_dims(factor, 1), is_target, norms, self.margins(ids), bool(training)
+        )
+        if training:
+            self.update_state(cosine, target, rows)
+        return self.margin_logits(cosine, target, rows)
 
     def cosines(self, unit: Tensor) -> Tensor:
         """Return the cosine of unit rows (B, D) with every class, (B, n_classes).
@@ -185,14 +214,19 @@ class MarginHead(keras.layers.Layer):
         return cosine
 
     def margins(self, labels: Tensor) -> Any:
-        """Return the margin of each row: the float `m`, or (B, 1) gathered from `class_margins`."""
+        """Return the margin of each row: the float `m`, a scheduled scalar, or (B, 1) of `class_margins`."""
+        margin: Any = self.m
         if isinstance(self.m, tuple):
-            return ops.expand_dims(ops.take(self.class_margins, labels, axis=0), 1)
-        return self.m
+            margin = ops.expand_dims(ops.take(self.class_margins, labels, axis=0), 1)
+        return margin if self.margin_schedule is None else self.margin_factor * margin
 
     def scale(self) -> Any:
-        """Return the scale of the logits."""
-        return self.s
+        """Return the scale of the logits, a float or a scalar."""
+        scale: Any = ops.convert_to_tensor(self.s_weight) if self.learnable_scale else self.s
+        return scale if self.scale_schedule is None else self.scale_factor * scale
+
+    def update_state(self, cosine: Tensor, target: Tensor, rows: Rows) -> None:
+        """Move the state of the head; called in training steps only, before the logits are made."""
 
     def plain_logits(self, cosine: Tensor) -> Tensor:
         """Return the logits used when there is no label, or outside training."""
@@ -202,7 +236,7 @@ class MarginHead(keras.layers.Layer):
         """Return the training logits (B, n_classes) from cosines (B, n_classes) and target cosines (B, 1)."""
         modified = self.modify_target(target, rows)
         negatives = self.modify_negatives(cosine, target, modified, rows)
-        return ops.where(rows.is_target, modified, negatives) * rows.scale
+        return ops.where(rows.is_target, modified, negatives) * (self.scale() * rows.factor)
 
     def modify_target(self, cosine: Tensor, rows: Rows) -> Tensor:
         """Return T, the modified target cosines (B, 1); here unchanged."""
@@ -216,11 +250,11 @@ class MarginHead(keras.layers.Layer):
         return cosine
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
-        return (self._check_shapes(input_shape)[0][0], self.n_classes)
+        return (self._shapes_of(input_shape)[0][0], self.n_classes)
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
-        embeddings, labels = _split(inputs)
-        shape = self.compute_output_shape(_shapes(embeddings, labels))
+        embeddings, labels = split(inputs)
+        shape = self.compute_output_shape(shapes(embeddings, labels))
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def load_own_variables(self, store: Any) -> None:
@@ -245,62 +279,22 @@ class MarginHead(keras.layers.Layer):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
             "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "learnable_scale": self.learnable_scale,
+            "margin_schedule": serialize_schedule(self.margin_schedule),
+            "scale_schedule": serialize_schedule(self.scale_schedule),
         }
 
-    def _check_shapes(self, input_shape: Any) -> list[tuple[int | None, ...]]:
-        """Return the shapes of the embeddings and, if given, of the labels; raise if they do not fit."""
-        nested = len(input_shape) > 0 and isinstance(input_shape[0], (list, tuple))
-        shapes = [tuple(shape) for shape in input_shape] if nested else [tuple(input_shape)]
-        if len(shapes) > 2 or len(shapes[0]) != 2:
-            raise ValueError(
-                "the head must be called on embeddings (batch, D) or on [embeddings, labels]. "
-                f"Received: inputs of shape {shapes if len(shapes) > 1 else shapes[0]}."
-            )
-        if len(shapes) == 2:
-            check_label_shape(shapes[1], self.n_classes)
-            counts = {shape[0] for shape in shapes} - {None}
-            if len(counts) > 1:
-                raise ValueError(
-                    f"embeddings and labels must have as many rows. Received: inputs of shape {shapes}."
-                )
-        if self.built and shapes[0][1] not in (None, self.W.shape[0]):
-            raise ValueError(
-                f"embeddings must have {self.W.shape[0]} dimensions, as W of {self.name!r} has. "
-                f"Received: embeddings of shape {shapes[0]}."
-            )
-        return shapes
+    def _advance_schedules(self) -> None:
+        for schedule, factor, step in self._schedules:
+            factor.assign(ops.cast(schedule(ops.convert_to_tensor(step)), factor.dtype))
+            step.assign_add(1.0)
+
+    def _shapes_of(self, input_shape: Any) -> list[tuple[int | None, ...]]:
+        dim = int(self.W.shape[0]) if self.built else None
+        return check_shapes(input_shape, self.n_classes, dim, self.name)
 
 
 def _full_precision(dtype: Any) -> str:
     """Return "float64" for a float64 policy and "float32" for every other one."""
     policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
     return "float64" if policy.compute_dtype == "float64" else "float32"
-
-
-def _split(inputs: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(inputs, (list, tuple)):
-        if len(inputs) == 2:
-            return inputs[0], inputs[1]
-        if len(inputs) == 1:
-            return inputs[0], None
-        raise ValueError(
-            "the head must be called on embeddings or on [embeddings, labels]. "
-            f"Received: {len(inputs)} inputs."
-        )
-    if isinstance(inputs, dict):
-        raise ValueError(
-            "the head must be called on embeddings or on [embeddings, labels], in this order. "
-            f"Received: inputs=dict with keys {sorted(inputs)}."
-        )
-    return inputs, None
-
-
-def _shapes(embeddings: Tensor, labels: Tensor | None) -> list[tuple[int | None, ...]]:
-    return [tuple(tensor.shape) for tensor in (embeddings, labels) if tensor is not None]
-
-
-def _is_plain(labels: Any) -> bool:
-    """Tell whether labels are Python or NumPy values rather than tensors of the backend."""
-    if isinstance(labels, (list, tuple)):
-        return not any(keras.ops.is_tensor(item) or isinstance(item, keras.KerasTensor) for item in labels)
-    return isinstance(labels, (np.ndarray, np.generic))
