@@ -269,6 +269,67 @@ def test_arcface_beyond_pi_jumps_and_smooth_does_not(m):
     assert at[0][0] == pytest.approx(jumps[m], abs=5e-4)
 
 
+TARGET_COS = 0.4
+KINKS = [
+    # head, options, class that moves through the kink, angle of the kink
+    ("ArcMarginProduct", {"m": 0.5}, 0, np.pi - 0.5),
+    ("ArcMarginProduct", {"m": 0.5, "easy_margin": True}, 0, np.pi / 2),
+    ("CombinedMarginProduct", {"m1": 1.0, "m2": 0.3, "m3": 0.2, "beyond_pi": "arcface"}, 0, np.pi - 0.3),
+    ("MVArcSoftmax", {}, 1, np.arccos(TARGET_COS) + 0.5),
+    ("MVArcSoftmax", {"fixed": True}, 1, np.arccos(TARGET_COS) + 0.5),
+    ("MVAddMargin", {}, 1, np.arccos(TARGET_COS - 0.35)),
+    ("CurricularFace", {"state": {"t": 0.2}, "update_state": False}, 1, np.arccos(TARGET_COS) + 0.5),
+    (
+        "CurricularFace",
+        {"state": {"t": 0.2}, "update_state": False, "guard": True, "m": 1.2},
+        1,
+        np.arccos(-0.1),
+    ),
+    (
+        "AdaFace",
+        {"norms": [0.001], "state": {"mean": 90.0, "std": 1.0}, "update_state": False},
+        0,
+        np.pi - 0.401,
+    ),
+    ("SubCenterArcMarginProduct", {"sub_centers": 2}, 0, np.pi / 3),
+]
+
+
+def moving_class(angle, moving, sub_centers):
+    """A row whose angle to class `moving` is given; the other class of the two stays where it is."""
+    W = np.zeros((4, 2 * sub_centers))
+    turn = np.array([np.cos(angle), np.sin(angle), 0, 0])
+    W[:, moving * sub_centers] = turn
+    W[:, (1 - moving) * sub_centers] = [TARGET_COS, 0, np.sqrt(1 - TARGET_COS**2), 0]
+    if sub_centers == 2:
+        W[:, moving * 2 + 1] = [0.5, 0, 0, np.sqrt(0.75)]
+        W[:, (1 - moving) * 2 + 1] = [-1, 0, 0, 0]
+    return np.array([[1.0, 0, 0, 0]]), W, turn
+
+
+@pytest.mark.parametrize(("name", "options", "moving", "kink"), KINKS)
+def test_reference_gradient_at_a_kink_is_that_of_the_side_it_stands_on(name, options, moving, kink):
+    k = options.get("sub_centers", 1)
+    slopes, losses = [], []
+    for side in (-1e-5, 1e-5):
+        X, W, turn = moving_class(kink + side, moving, k)
+        column = W[:, [moving * k]]
+        around = np.array([[-turn[1]], [turn[0]], [0], [0]])
+
+        def loss(step, X=X, W=W, column=column, around=around):
+            moved = W.copy()
+            moved[:, [moving * k]] = column * np.cos(step) + around * np.sin(step)
+            return REFERENCES[name](X, moved, [0], **options)
+
+        slope = float((loss(0.0).dW[:, [moving * k]] * around).sum())
+        numeric = (loss(1e-6).loss - loss(-1e-6).loss) / 2e-6
+        assert slope == pytest.approx(numeric, rel=1e-5, abs=1e-5)
+        slopes.append(slope)
+        losses.append(loss(0.0).loss)
+    jump = abs(losses[1] - losses[0]) > 1e-2
+    assert jump or abs(slopes[1] - slopes[0]) > 1e-2
+
+
 def test_smooth_form_is_the_spheres_psi_with_a_margin():
     theta = np.linspace(0, np.pi, 10_001)
     arc, slope, _ = arc_target(theta, 0.5, beyond_pi="smooth")
