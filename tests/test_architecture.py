@@ -14,9 +14,7 @@ STREET = (
     "_version _files _progress reference metrics embeddings heads cleaning losses backbones models data config folds train embed text "
     "hashing neighbors postprocess calibrate evaluate submit report bundle pipeline demo cli __main__"
 ).split()
-NUMPY_ONLY = (
-    "reference metrics embeddings text hashing neighbors postprocess calibrate evaluate submit report cli".split()
-)
+NUMPY_ONLY = "reference metrics embeddings text hashing neighbors postprocess calibrate evaluate submit report cli".split()
 HEAVY = {"keras", "tensorflow", "jax", "torch"}
 
 
@@ -70,7 +68,11 @@ def test_module_imports_only_to_the_left(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["from arcface_keras.cli import main", "import arcface_keras.train", "def f():\n    from arcface_keras import report"],
+    [
+        "from arcface_keras.cli import main",
+        "import arcface_keras.train",
+        "def f():\n    from arcface_keras import report",
+    ],
 )
 def test_street_check_catches_a_step_back(source: str) -> None:
     assert steps_back("arcface_keras.neighbors.exact", source) != []
@@ -85,7 +87,9 @@ def fresh_python(code: str) -> str:
 LOADED = "print(sorted({m.split('.')[0] for m in sys.modules} & {'keras', 'tensorflow', 'jax', 'torch'}))"
 
 
-@pytest.mark.parametrize("name", [n for n in NUMPY_ONLY if (PACKAGE / n).exists() or (PACKAGE / f"{n}.py").exists()])
+@pytest.mark.parametrize(
+    "name", [n for n in NUMPY_ONLY if (PACKAGE / n).exists() or (PACKAGE / f"{n}.py").exists()]
+)
 def test_numpy_half_loads_no_deep_learning_framework(name: str) -> None:
     assert fresh_python(f"import sys, arcface_keras.{name}; {LOADED}") == "[]"
 

@@ -1,0 +1,13 @@
+"""Who is near whom: one engine a file, all with one contract (`NeighborGraph`)."""
+
+from collections.abc import Callable
+
+from arcface_keras.neighbors import exact
+from arcface_keras.neighbors.graph import NeighborGraph, from_entries
+from arcface_keras.neighbors.search import find_neighbors
+
+ENGINES: dict[str, Callable[..., NeighborGraph]] = {
+    "exact": exact.search,
+}
+
+__all__ = ["ENGINES", "NeighborGraph", "find_neighbors", "from_entries"]

@@ -1,0 +1,45 @@
+"""The one definition of a similarity that every exact engine reports.
+
+A float32 matrix product gives the same pair slightly different values in different tiles, kernels and
+orders. Engines use it only to find candidates; the value they keep is computed here, each pair on its own, in
+float64.
+"""
+
+import numpy as np
+
+from arcface_keras.embeddings import row_norms
+
+_CHUNK_ELEMENTS = 1 << 15
+
+
+def pair_similarities(
+    queries: np.ndarray, query_rows: np.ndarray, gallery: np.ndarray, gallery_rows: np.ndarray
+) -> np.ndarray:
+    """(p,) float32 products of queries[query_rows[i]] with gallery[gallery_rows[i]], clipped to [-1, 1].
+
+    The products of float32 numbers are exact in float64, the sums are rounded to float32 once at the end, and
+    the value of a pair depends on nothing but its two rows.
+    """
+    result = np.empty(len(query_rows), dtype=np.float32)
+    step = max(1, _CHUNK_ELEMENTS // queries.shape[1])
+    for start in range(0, len(query_rows), step):
+        span = slice(start, start + step)
+        left = queries[query_rows[span]].astype(np.float64)
+        right = gallery[gallery_rows[span]].astype(np.float64)
+        # Adding 0 turns -0 into +0, so that equal similarities have equal bits.
+        result[span] = np.clip(np.einsum("ij,ij->i", left, right), -1.0, 1.0) + 0.0
+    return result
+
+
+def product_error(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """(m,) float32: how far the float32 products of each query may be from its similarities.
+
+    The classical bound |fl(x.y) - x.y| <= gamma_d |x| |y|, gamma_d = d u / (1 - d u), u = 2^-24, holds for any
+    order of summation (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., eq. 3.5); the rounding
+    of the result is added.
+    """
+    unit = queries.shape[1] * 2.0**-24
+    gamma = unit / (1 - unit) if unit < 0.5 else 2.0
+    norms = row_norms(queries)
+    longest = float((norms if gallery is queries else row_norms(gallery)).max(initial=0.0))
+    return np.where(norms == 0, 0.0, gamma * norms * longest + 2.0**-23).astype(np.float32)

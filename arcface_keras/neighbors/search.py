@@ -1,0 +1,104 @@
+"""find_neighbors: checks what was asked, calls the engine."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from arcface_keras.embeddings import UNIT_TOLERANCE, Embeddings, normalized_rows, row_norms
+from arcface_keras.neighbors.graph import NeighborGraph
+
+
+def find_neighbors(
+    embeddings: Any,
+    k: int | None = None,
+    threshold: float | None = None,
+    engine: str = "exact",
+    memory_mb: float = 1024,
+    *,
+    gallery: Any = None,
+    threads: int | None = None,
+    progress: bool = False,
+) -> NeighborGraph:
+    """Neighbours of every listing by cosine similarity.
+
+    Without a gallery every listing is searched among all of them; it is its own first neighbour, with
+    similarity 1, also among exact duplicates and where its row is zero. A zero row has similarity 0 to
+    everything else.
+
+    Args:
+        embeddings: `Embeddings`, or an (n, d) array, which is normalised where its rows are not unit rows.
+        k: at most so many neighbours a row, self included; more than there are rows gives all.
+        threshold: only neighbours with similarity >= threshold (compared in float32, as they are stored).
+        engine: a name in `ENGINES`.
+        memory_mb: memory beyond the rows that the search may take, in MiB.
+        gallery: `Embeddings` or an (m, d) array in which to search instead; then self has no part in it.
+        threads: cores to use; all that the process may use by default.
+        progress: show a progress bar.
+
+    Returns:
+        A `NeighborGraph`: rows sorted by falling similarity, ties by rising index.
+
+    Raises:
+        ValueError: where neither k nor threshold is given, an argument is out of range, rows are not finite,
+            or the result does not fit in `memory_mb` (nothing is cut silently).
+
+    Example:
+        >>> graph = find_neighbors(np.eye(3, dtype=np.float32), k=2, threshold=0.5)
+        >>> graph.indices.tolist()
+        [0, 1, 2]
+    """
+    engines = importlib.import_module("arcface_keras.neighbors").ENGINES
+    if engine not in engines:
+        raise ValueError(f"engine must be one of {sorted(engines)}. Received: engine={engine!r}.")
+    _check_bounds(k, threshold)
+    if not memory_mb > 0:
+        raise ValueError(f"memory_mb must be positive. Received: memory_mb={memory_mb}.")
+    if threads is not None and (
+        isinstance(threads, bool) or not isinstance(threads, int | np.integer) or threads < 1
+    ):
+        raise ValueError(f"threads must be a positive integer. Received: threads={threads!r}.")
+    queries = unit_rows(embeddings, "embeddings")
+    columns = None if gallery is None else unit_rows(gallery, "gallery")
+    if columns is not None and columns.shape[1] != queries.shape[1]:
+        raise ValueError(
+            f"embeddings and gallery must have the same number of columns. "
+            f"Received: {queries.shape[1]} and {columns.shape[1]}."
+        )
+    if max(len(queries), 0 if columns is None else len(columns)) >= 2**31:
+        raise ValueError("A search must have fewer than 2^31 rows.")
+    result: NeighborGraph = engines[engine](
+        queries, columns, k=k, threshold=threshold, memory_mb=memory_mb, threads=threads, progress=progress
+    )
+    return result
+
+
+def unit_rows(embeddings: Any, name: str) -> np.ndarray:
+    """(n, d) float32 unit or zero rows of `Embeddings` or of an array, normalised only where it needs it."""
+    if isinstance(embeddings, Embeddings):
+        return embeddings.rows
+    rows = np.asarray(embeddings)
+    if rows.ndim != 2 or rows.shape[1] < 1 or rows.dtype.kind not in "fiu":
+        raise ValueError(
+            f"{name} must be Embeddings or a real array of shape (n, d), d >= 1. "
+            f"Received: {name} of dtype {rows.dtype} and shape {rows.shape}."
+        )
+    bad = np.flatnonzero(~np.isfinite(row_norms(rows)))
+    bad = bad[~np.isfinite(rows[bad]).all(axis=1)]
+    if bad.size:
+        raise ValueError(
+            f"{name} must be finite. Received: {bad.size} rows with NaN or infinity: {bad[:5].tolist()}."
+        )
+    norms = row_norms(rows)
+    if np.any((norms != 0) & (np.abs(norms - 1) > UNIT_TOLERANCE)):
+        return normalized_rows(rows)
+    return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def _check_bounds(k: Any, threshold: Any) -> None:
+    if k is None and threshold is None:
+        raise ValueError("find_neighbors needs k, threshold or both. Received: k=None, threshold=None.")
+    if k is not None and (isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1):
+        raise ValueError(f"k must be a positive integer. Received: k={k!r}.")
+    if threshold is not None and not -1 <= threshold <= 1:
+        raise ValueError(f"threshold must be a cosine in [-1, 1]. Received: threshold={threshold!r}.")
