@@ -1,0 +1,160 @@
+"""The whole job as functions: `run` for somebody's own listings, `demo` for the bundled photos."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arcface_keras.config import RunConfig
+from arcface_keras.data.catalogue import encode_labels, read_catalogue
+from arcface_keras.data.sample import sample_folder
+from arcface_keras.embeddings import Embeddings
+from arcface_keras.evaluate import format_table
+from arcface_keras.hashing import match_equal
+from arcface_keras.held_out import load_held_out
+from arcface_keras.match import Matches, match, match_embeddings, parse_steps
+from arcface_keras.metrics import map_at_k, recall_at_k, row_f1
+from arcface_keras.neighbors import NeighborGraph
+from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
+from arcface_keras.submit import write_submission
+
+__all__ = ["demo", "demo_config", "embed", "evaluate", "match", "run", "score_table", "submit", "train"]
+
+Score = dict[str, Any]
+
+
+def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
+    """Stage 1, see `arcface_keras.train.train`; Keras is imported when this is called."""
+    from arcface_keras.train import train as stage
+
+    return stage(config, progress=progress)
+
+
+def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
+    """Stage 2, see `arcface_keras.embed.embed`; Keras is imported when this is called."""
+    from arcface_keras.embed import embed as stage
+
+    return stage(config, progress=progress)
+
+
+def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
+    """Stage 4, for labelled listings: score the matches beside the floors; `scores` in `metrics.json`.
+
+    The rows: every listing alone, equal image_phash, the pretrained backbone without training and the trained
+    embedder, both without and with the post-processing steps, each at a threshold of its own that was
+    chosen on the held-out groups of the training catalogue. The last row is what the submission holds.
+
+    Args:
+        config: needs `test`, and `test_images` or `images`.
+        progress: unused; every stage takes it.
+
+    Returns:
+        One row for each way of matching: name, threshold, row_f1, recall_at_1, map_at_5.
+
+    Raises:
+        ValueError: the listings have no label_group, or a stage before this one has not run.
+    """
+    started = time.perf_counter()
+    run = RunFolder(Path(config.out))
+    listings = read_catalogue(
+        required_path(config, "test"),
+        config.test_images or required_path(config, "images"),
+        labelled=True,
+        missing_images=config.missing_images,
+    )
+    labels, _ = encode_labels(listings.label_groups)
+    itself, equal = match_equal([""] * len(listings)), match_equal(listings.phashes)
+    scores = [
+        _score("every listing alone", itself, itself, labels, None),
+        _score("equal image_phash", equal, equal, labels, None),
+    ]
+    ways = [("trained embedder", run.embeddings, run.held_out)]
+    if run.embeddings_untrained.exists():
+        ways.insert(0, ("untrained backbone", run.embeddings_untrained, run.held_out_untrained))
+    steps = parse_steps(config.steps)
+    for name, folder, held_out in ways:
+        embeddings = Embeddings.load(run.require(folder, "embed"))
+        if list(embeddings.ids) != [str(posting_id) for posting_id in listings.posting_ids]:
+            raise ValueError(f"test must be the file that was embedded. Received: test={config.test} with other ids.")
+        parts = load_held_out(held_out)
+        for some_steps in [(), steps] if steps else [()]:
+            threshold = config.threshold if name == "trained embedder" else None
+            matches = match_embeddings(
+                embeddings, parts, k=config.k, steps=some_steps, threshold=threshold, memory_mb=config.memory_mb
+            )
+            label = f"{name}, {' and '.join(step.replace('_', ' ') for step, _ in some_steps)}"
+            scores.append(_score_matches(label if some_steps else name, matches, labels))
+    merge_metrics(run, {"scores": scores})
+    record_stage(run, config, "evaluate", {}, time.perf_counter() - started)
+    return scores
+
+
+def submit(config: RunConfig, *, progress: bool = False) -> Path:
+    """Stage 5: write `submission.csv` from the matches; returns its path.
+
+    Raises:
+        ValueError: a stage before this one has not run.
+    """
+    started = time.perf_counter()
+    run = RunFolder(Path(config.out))
+    graph = NeighborGraph.load(run.require(run.neighbors, "match"))
+    ids = Embeddings.load(run.require(run.embeddings, "embed")).ids
+    write_submission(run.submission, ids, graph)
+    record_stage(run, config, "submit", {}, time.perf_counter() - started)
+    return run.submission
+
+
+def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
+    """All stages: train, embed, match, evaluate where the listings to match carry labels, submit.
+
+    Args:
+        config: needs `train`, `images`, `test`; `test_images` where the photos lie elsewhere.
+        progress: show bars when standard error is a terminal.
+
+    Returns:
+        The scores, or [] without labels.
+    """
+    test_images = config.test_images or required_path(config, "images")
+    listings = read_catalogue(required_path(config, "test"), test_images, missing_images=config.missing_images)
+    train(config, progress=progress)
+    embed(config, progress=progress)
+    match(config, progress=progress)
+    scores = [] if listings.label_groups is None else evaluate(config)
+    submit(config)
+    return scores
+
+
+def demo_config(**changes: Any) -> RunConfig:
+    """The configuration of `demo`: the defaults, on the photos that come with the package."""
+    sample = sample_folder()
+    paths = {"train": sample / "train.csv", "test": sample / "test.csv", "images": sample / "images"}
+    return RunConfig.from_dict({"out": "runs/demo", **paths, **changes})
+
+
+def demo(config: RunConfig | None = None, *, progress: bool = False) -> list[Score]:
+    """Train on 54 identities of groceries, match 27 others, and return the scores; see `run`."""
+    return run(config or demo_config(), progress=progress)
+
+
+def score_table(scores: Sequence[Score]) -> str:
+    """The scores as text, one line for each way of matching."""
+    return format_table(scores)
+
+
+def _score(
+    name: str, graph: NeighborGraph, ranking: NeighborGraph, labels: np.ndarray, threshold: float | None
+) -> Score:
+    ranked = ranking.counts.max(initial=1) > 1
+    return {
+        "name": name,
+        "threshold": threshold,
+        "row_f1": float(np.mean(row_f1(graph, labels))),
+        "recall_at_1": float(np.nanmean(recall_at_k(ranking, labels, 1))) if ranked else None,
+        "map_at_5": float(np.nanmean(map_at_k(ranking, labels, 5))) if ranked else None,
+    }
+
+
+def _score_matches(name: str, matches: Matches, labels: np.ndarray) -> Score:
+    return _score(name, matches.graph, matches.ranking, labels, matches.threshold)
