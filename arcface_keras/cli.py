@@ -1,0 +1,134 @@
+"""The command line: one sub-command a stage, `run` for all of them, `demo` for the bundled photos."""
+
+import argparse
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from arcface_keras._version import __version__
+from arcface_keras.config import RunConfig, choices_of, type_of
+
+__all__ = ["main"]
+
+_DATA = ("train", "images", "test", "test_images", "missing_images")
+_MATCHING = ("k", "steps", "threshold", "memory_mb")
+_EMBEDDING = ("test", "images", "test_images", "missing_images", "batch_size", "flip_average", "workers")
+_TRAINING = tuple(
+    spec.name
+    for spec in dataclasses.fields(RunConfig)
+    if spec.name not in {*_MATCHING, "test", "test_images", "missing_images"}
+) + ("memory_mb",)
+_ALL = tuple(spec.name for spec in dataclasses.fields(RunConfig))
+
+COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "demo": ("the whole job on the bundled photos, with its scores", tuple(n for n in _ALL if n not in _DATA)),
+    "run": ("all stages: train, embed, match, evaluate (with labels), submit", _ALL),
+    "train": ("train an embedder on labelled listings", _TRAINING),
+    "embed": ("embed the listings to match with the run's embedder", ("out", *_EMBEDDING)),
+    "match": ("match the embedded listings", ("out", *_MATCHING)),
+    "evaluate": ("score the matches of labelled listings beside the floors", ("out", "test", "images", "test_images", "missing_images")),
+    "submit": ("write submission.csv", ("out",)),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, 1 for an error that the message explains, 2 for usage."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        format="%(message)s", level=logging.WARNING if options.quiet else logging.INFO, stream=sys.stderr, force=True
+    )
+    logging.captureWarnings(True)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        _run(options)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("arcface-keras: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, MemoryError) as error:
+        if options.traceback:
+            raise
+        print(f"arcface-keras: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    given = {name: value for name, value in vars(options).items() if name in _ALL and value is not None}
+    config = _configuration(options.command, given)
+    from arcface_keras import pipeline
+
+    stage: Callable[..., Any] = getattr(pipeline, options.command)
+    result = stage(config, progress=not options.quiet)
+    if options.command in ("demo", "run", "evaluate") and result:
+        print(pipeline.score_table(result))
+    if options.command in ("demo", "run", "submit"):
+        print(f"wrote {Path(config.out) / 'submission.csv'}")
+
+
+def _configuration(command: str, given: dict[str, Any]) -> RunConfig:
+    """What the run folder remembers, overridden by what is given; the first stage begins with the defaults."""
+    if command == "demo":
+        from arcface_keras.pipeline import demo_config
+
+        return demo_config(**given)
+    if command in ("run", "train"):
+        return RunConfig.from_dict(given)
+    remembered = RunConfig.load(Path(given.get("out", RunConfig().out)) / "run.json")
+    return remembered.replace(**given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="arcface-keras",
+        description="Product matching with angular-margin embeddings: listings in, submission.csv out.",
+    )
+    parser.add_argument("--version", action="version", version=f"arcface-keras {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (text, fields) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=text, description=text, allow_abbrev=False
+        )
+        for spec in dataclasses.fields(RunConfig):
+            if spec.name in fields:
+                _add_option(command, spec, name)
+        command.add_argument("--quiet", action="store_true", help="no progress bars, warnings only")
+        command.add_argument("--traceback", action="store_true", help="show where an error arose")
+    return parser
+
+
+def _add_option(command: argparse.ArgumentParser, spec: Any, name: str) -> None:
+    """Add one option; its default is None, so that only what the user gave overrides a run's configuration."""
+    default = "runs/demo" if (name, spec.name) == ("demo", "out") else spec.default
+    shown = "" if default is None else f" (default: {default})" if name in ("demo", "run", "train") else ""
+    text = (spec.metadata["help"] + shown).replace("%", "%%")
+    flag, kind = f"--{spec.name.replace('_', '-')}", type_of(spec.name)
+    if kind is bool:
+        command.add_argument(
+            flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text, dest=spec.name
+        )
+        return
+    command.add_argument(
+        flag,
+        type=kind,
+        default=argparse.SUPPRESS,
+        choices=choices_of(spec.name) or None,
+        required=name in ("run", "train") and spec.name in _required(name),
+        metavar=None if choices_of(spec.name) else kind.__name__.upper().replace("STR", "TEXT"),
+        help=text,
+        dest=spec.name,
+    )
+
+
+def _required(command: str) -> tuple[str, ...]:
+    return ("train", "images", "test") if command == "run" else ("train", "images")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The configuration of a run: one frozen, flat dataclass; the command line is made from it."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from arcface_keras._files import read_json
+
+__all__ = ["RunConfig"]
+
+
+def option(default: Any, text: str) -> Any:
+    """A field of the configuration with the one line that explains it."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that decides what a run does; saved as `run.json`, so that every stage finds it again.
+
+    Raises:
+        ValueError: a value is out of its range; the message says what must hold.
+    """
+
+    out: str = option("runs/first", "run folder: every stage reads and writes there")
+    train: str | None = option(None, "CSV of labelled listings to learn from")
+    images: str | None = option(None, "folder of the training images")
+    test: str | None = option(None, "CSV of the listings to match")
+    test_images: str | None = option(None, "folder of the test images (default: as for training)")
+    missing_images: Literal["error", "keep"] = option(
+        "error", "listings to match whose image file is absent: error, or keep them matched to themselves"
+    )
+
+    backbone: str = option("efficientnet_lite0", "name from BACKBONES")
+    weights: str = option("imagenet", "imagenet, none, or a file with weights of the backbone")
+    image_size: int = option(224, "side of the square the photos are resized to, in pixels")
+    embedding_size: int | None = option(512, "dimensions of the embedding; 0: as the backbone gives them")
+    pooling: Literal["avg", "gem"] = option("avg", "pooling of the feature map")
+    dropout: float = option(0.3, "share of pooled features dropped in training")
+    head: str = option("arc", "name from HEADS")
+    s: float = option(30.0, "scale of the logits")
+    m: float = option(0.3, "margin in radians")
+
+    views: int = option(10, "views of each photo whose frozen features are cached: itself, flipped, augmented")
+    top_epochs: int = option(60, "passes over the cached features that train neck and head")
+    top_learning_rate: float = option(1e-3, "learning rate of neck and head on cached features")
+    top_batch_size: int = option(128, "rows of cached features in a step")
+    epochs: int = option(0, "passes over the photos that train the whole network, after the top")
+    learning_rate: float = option(1e-4, "learning rate while the whole network is trained")
+    batch_size: int = option(32, "photos in a step, and in a batch of the embed stage")
+    augment: Literal["light", "none"] = option("light", "random crop, flip and colour of training photos")
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = option(
+        "float32", "arithmetic of the backbone; the head is always float32 at least"
+    )
+    folds: int = option(
+        6, "parts of the training groups for the threshold: each is kept out of one training in turn"
+    )
+    calibration: Literal["auto", "folds", "holdout"] = option(
+        "auto",
+        "folds: one more training for each part; holdout: the first part is never trained on; "
+        "auto: holdout when the whole network is trained, else folds",
+    )
+    seed: int = option(0, "of weights, orders, augmentation and folds")
+
+    flip_average: bool = option(True, "embed each photo and its mirror image, and take the mean")
+    k: int = option(50, "candidates of each listing, itself included")
+    steps: str = option(
+        "alpha_query_expansion:k=5,alpha=1",
+        "post-processing steps in their order, separated by spaces: name:option=value,option=value",
+    )
+    threshold: float | None = option(None, "similarity from which on a pair matches (default: calibrated)")
+    memory_mb: int = option(1024, "memory for the neighbour search and for the cached features, each")
+    workers: int | None = option(None, "threads that decode photos (default: all processors)")
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not (low <= value <= high):
+                raise ValueError(f"{name} must lie in {low:g}..{high:g}. Received: {name}={value!r}.")
+        for spec in dataclasses.fields(self):
+            choices = choices_of(spec.name)
+            if choices and getattr(self, spec.name) not in choices:
+                raise ValueError(
+                    f"{spec.name} must be one of {', '.join(choices)}. "
+                    f"Received: {spec.name}={getattr(self, spec.name)!r}."
+                )
+
+    @property
+    def calibrates_on_folds(self) -> bool:
+        """Whether every part of the groups is held out in turn, rather than one part for good."""
+        return self.calibration == "folds" or (self.calibration == "auto" and self.epochs == 0)
+
+    def replace(self, **changes: Any) -> "RunConfig":
+        """Return a copy with some values changed; an unknown name is an error."""
+        return RunConfig.from_dict(dataclasses.asdict(self) | changes)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """Make a configuration from names and values; numbers may be given as whole floats.
+
+        Raises:
+            ValueError: an unknown name (the valid ones are listed), or a value of another type.
+        """
+        known = [spec.name for spec in dataclasses.fields(cls)]
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ValueError(
+                f"the configuration must hold known names only: {', '.join(known)}. "
+                f"Received: {', '.join(map(repr, unknown))}."
+            )
+        return cls(**{name: _checked(name, value) for name, value in values.items()})
+
+    @classmethod
+    def load(cls, run_json: str | Path) -> "RunConfig":
+        """Read the configuration that a run folder's `run.json` holds."""
+        if not Path(run_json).exists():
+            raise ValueError(f"a run folder must hold run.json, which `train` writes. Received: {run_json}.")
+        content = read_json(run_json)
+        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+            raise ValueError(f"run.json must hold an object 'config'. Received: {run_json}.")
+        return cls.from_dict(content["config"])
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("image_size", 32, 4096),
+    ("embedding_size", 0, 65536),
+    ("dropout", 0.0, 0.95),
+    ("s", 1e-3, 1e4),
+    ("views", 1, 1000),
+    ("top_epochs", 0, 100_000),
+    ("top_learning_rate", 1e-9, 10.0),
+    ("top_batch_size", 2, 1_000_000),
+    ("epochs", 0, 100_000),
+    ("learning_rate", 1e-9, 10.0),
+    ("batch_size", 1, 1_000_000),
+    ("folds", 2, 1000),
+    ("seed", 0, 2**31 - 1),
+    ("k", 1, 10_000),
+    ("threshold", -1.0, 1.0),
+    ("memory_mb", 16, 1e7),
+    ("workers", 1, 4096),
+    ("m", 0.0, math.pi),
+)
+
+
+def type_of(name: str) -> type:
+    """The plain type of a field's values: str, int, float or bool (None aside)."""
+    hint = typing.get_type_hints(RunConfig)[name]
+    if typing.get_origin(hint) is Literal:
+        return str
+    if isinstance(hint, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """The words a field accepts, or () where it accepts any value of its type."""
+    hint = typing.get_type_hints(RunConfig)[name]
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+
+
+def is_optional(name: str) -> bool:
+    """Whether None is a value of the field."""
+    return type(None) in typing.get_args(typing.get_type_hints(RunConfig)[name])
+
+
+def _checked(name: str, value: Any) -> Any:
+    kind = type_of(name)
+    if value is None and is_optional(name):
+        return None
+    whole = isinstance(value, float) and value.is_integer()
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return float(value)
+    elif kind is int and not isinstance(value, bool) and (isinstance(value, int) or whole):
+        return int(value)
+    elif kind in (str, bool) and isinstance(value, kind):
+        return value
+    elif kind is str and isinstance(value, Path):
+        return str(value)
+    raise ValueError(f"{name} must be of type {kind.__name__}. Received: {name}={value!r}.")

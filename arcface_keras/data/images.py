@@ -1,0 +1,159 @@
+"""Many photos: named when they cannot be read, and streamed to the model in a fixed order."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arcface_keras._progress import progress_bar
+from arcface_keras.data.decoding import MAX_PIXELS, ImageError, check_positive, load_image
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["MAX_PIXELS", "ImageError", "image_dataset", "load_image", "scan_images"]
+
+Paths = Sequence[str | os.PathLike[str]] | np.ndarray
+
+
+def scan_images(
+    paths: Paths,
+    image_size: int,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    workers: int | None = None,
+    progress: bool = False,
+) -> dict[int, str]:
+    """Find the rows whose photo cannot be read, by reading every distinct file once with `load_image`.
+
+    Args:
+        paths: n files, in the order of the rows.
+        image_size: side of the square in pixels, as for training.
+        max_pixels: largest width x height accepted.
+        workers: threads; None takes the processors of this process.
+        progress: show a bar when standard error is a terminal.
+
+    Returns:
+        `{row: reason}` in the order of the rows, empty when all is well; rows that share a broken file are
+        all there.
+
+    Raises:
+        ValueError: a number is not a positive integer.
+    """
+    check_positive("image_size", image_size)
+    check_positive("max_pixels", max_pixels)
+    names = [os.fspath(path) for path in paths]
+    distinct = list(dict.fromkeys(names))
+
+    def reason(name: str) -> str:
+        try:
+            load_image(name, image_size, max_pixels=max_pixels)
+        except ImageError as error:
+            return error.reason
+        return ""
+
+    reasons = {}
+    with (
+        ThreadPoolExecutor(_workers(workers)) as pool,
+        progress_bar(len(distinct), "checking images", "images", progress) as bar,
+    ):
+        for name, found in zip(distinct, pool.map(reason, distinct), strict=True):
+            reasons[name] = found
+            bar.update()
+    return {row: reasons[name] for row, name in enumerate(names) if reasons[name]}
+
+
+def image_dataset(
+    paths: Paths,
+    image_size: int,
+    batch_size: int,
+    *,
+    labels: Sequence[int] | np.ndarray | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    repeat: bool = False,
+    drop_remainder: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    workers: int | None = None,
+) -> "tf.data.Dataset":
+    """Stream photos as batches: decoded in parallel by `load_image`, ahead of the model.
+
+    Without `shuffle` the order is that of `paths`, whatever the number of workers. With it every pass has
+    a new order; the orders depend on `seed` and the number of the pass alone, not on TensorFlow's global
+    seed. With `repeat` the passes follow each other without end and a batch may span two of them.
+
+    Args:
+        paths: n files.
+        image_size: side S of the square in pixels.
+        batch_size: photos in a batch; the last one may be smaller.
+        labels: integers of shape (n,); they stay with their photo. int32 and int64 are kept, others
+            become int64.
+        shuffle: a new order every pass.
+        seed: of the orders.
+        repeat: endless passes.
+        drop_remainder: leave out a smaller last batch; the batch size is then static.
+        max_pixels: largest width x height accepted.
+        workers: photos decoded at once; None takes the processors of this process.
+
+    Returns:
+        Dataset of uint8 (batch, S, S, 3), or of `(images, labels)` pairs. A file that cannot be read ends the
+        iteration with `tf.errors.InvalidArgumentError`, whose message names it; `scan_images` finds
+        such files beforehand.
+
+    Raises:
+        ValueError: a number is not a positive integer, or labels are not n integers.
+    """
+    import tensorflow as tf
+
+    for name, value in (("image_size", image_size), ("batch_size", batch_size), ("max_pixels", max_pixels)):
+        check_positive(name, value)
+    names = [os.fspath(path) for path in paths]
+    label_table = None if labels is None else tf.constant(_check_labels(labels, len(names)))
+    shape = (image_size, image_size, 3)
+
+    def decode(row: np.ndarray) -> np.ndarray:
+        return load_image(names[row], image_size, max_pixels=max_pixels)
+
+    def example(row: tf.Tensor) -> Any:
+        image = tf.ensure_shape(tf.numpy_function(decode, [row], tf.uint8), shape)
+        return image if label_table is None else (image, tf.gather(label_table, row))
+
+    rows = _shuffled_rows(len(names), seed) if shuffle else tf.data.Dataset.range(len(names))
+    if repeat:
+        rows = rows.repeat()
+    dataset = rows.map(example, num_parallel_calls=_workers(workers), deterministic=True)
+    return dataset.batch(batch_size, drop_remainder=drop_remainder).prefetch(2)
+
+
+def _shuffled_rows(count: int, seed: int) -> "tf.data.Dataset":
+    import tensorflow as tf
+
+    generator = np.random.default_rng(seed)
+
+    def order() -> np.ndarray:
+        return generator.permutation(count).astype(np.int64)
+
+    def one_pass(_: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(
+            tf.ensure_shape(tf.numpy_function(order, [], tf.int64), (count,))
+        )
+
+    rows = tf.data.Dataset.range(1).flat_map(one_pass)
+    return rows.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _check_labels(labels: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+    array = np.asarray(labels)
+    if array.shape != (count,) or not (np.issubdtype(array.dtype, np.integer) or not count):
+        what = f"labels must be integers of shape ({count},), one for each path"
+        raise ValueError(f"{what}. Received: labels of shape {array.shape}, dtype {array.dtype}.")
+    return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
+
+
+def _workers(workers: int | None) -> int:
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    check_positive("workers", workers)
+    return int(workers)

@@ -1,0 +1,98 @@
+"""The stage `embed`: listings to match in, one unit row for each of them out."""
+
+import logging
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from arcface_keras.config import RunConfig
+from arcface_keras.data.catalogue import Catalogue, read_catalogue
+from arcface_keras.data.images import scan_images
+from arcface_keras.embeddings import Embeddings
+from arcface_keras.features import embed_photos
+from arcface_keras.models import load_model
+from arcface_keras.run_folder import RunFolder, record_stage, required_path
+from arcface_keras.train import new_embedder
+
+__all__ = ["embed"]
+
+logger = logging.getLogger(__name__)
+
+
+def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
+    """Embed the listings to match with the run's embedder; writes `embeddings/`.
+
+    A listing whose photo cannot be read keeps its row, which is zero, and is named in the log and in `run.json`.
+    When the listings carry labels, the pretrained backbone embeds them as well (`embeddings_untrained/`), as
+    the floor that scores are compared with.
+
+    Args:
+        config: needs `test`, and `test_images` or `images`.
+        progress: show bars when standard error is a terminal.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ValueError: a bad catalogue (all problems at once), or no embedder in the run folder.
+    """
+    started = time.perf_counter()
+    run = RunFolder(Path(config.out))
+    embedder = load_model(run.require(run.embedder, "train"))
+    listings = read_catalogue(
+        required_path(config, "test"),
+        config.test_images or required_path(config, "images"),
+        missing_images=config.missing_images,
+    )
+    bad = scan_images(listings.paths, embedder.input_shape[1], workers=config.workers, progress=progress)
+    for row, reason in bad.items():
+        logger.warning(
+            "matched to itself only: %s (%s): %s", listings.posting_ids[row], listings.images[row], reason
+        )
+    readable = np.setdiff1d(np.arange(len(listings)), list(bad))
+    if listings.label_groups is None:
+        _embed(config, embedder, listings, readable, [run.embeddings], progress)
+    elif config.epochs == 0:
+        both = _with_pooled_features(embedder)
+        _embed(config, both, listings, readable, [run.embeddings, run.embeddings_untrained], progress)
+    else:
+        _embed(config, embedder, listings, readable, [run.embeddings], progress)
+        untrained = new_embedder(config.replace(embedding_size=0))
+        _embed(config, untrained, listings, readable, [run.embeddings_untrained], progress)
+    facts = {
+        "listings": len(listings),
+        "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
+    }
+    record_stage(run, config, "embed", facts, time.perf_counter() - started)
+    return run
+
+
+def _with_pooled_features(embedder: keras.Model) -> keras.Model:
+    """The embedder with a second output: the features of its backbone, which top training left untouched."""
+    return keras.Model(embedder.input, [embedder.output, embedder.get_layer("pooling").output])
+
+
+def _embed(
+    config: RunConfig,
+    model: keras.Model,
+    listings: Catalogue,
+    readable: np.ndarray,
+    folders: list[Path],
+    progress: bool,
+) -> None:
+    """Embed the readable listings and save one folder for each output of the model."""
+    outputs = embed_photos(
+        model,
+        listings.paths[readable],
+        model.input_shape[1],
+        flip_average=config.flip_average,
+        batch_size=config.batch_size,
+        workers=config.workers,
+        progress=progress,
+    )
+    for folder, values in zip(folders, outputs, strict=True):
+        rows = np.zeros((len(listings), values.shape[1]), np.float32)
+        rows[readable] = values
+        Embeddings.normalized([str(name) for name in listings.posting_ids], rows).save(folder)

@@ -1,0 +1,133 @@
+"""Photos through a frozen network once: pooled features of several views, kept for training the top."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arcface_keras._progress import progress_bar
+from arcface_keras.data.augment import augment_batch
+from arcface_keras.data.images import image_dataset
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["affordable_views", "embed_photos", "frozen_features"]
+
+logger = logging.getLogger(__name__)
+
+
+def affordable_views(views: int, n_rows: int, dim: int, memory_mb: int) -> int:
+    """The number of views whose float32 features fit into `memory_mb`; at least 2, with a warning if fewer."""
+    fits = max(2, int(memory_mb * 2**20 // max(4 * n_rows * dim, 1)))
+    if fits < views:
+        logger.warning("caching %d views of each photo instead of %d, to stay in %d MB", fits, views, memory_mb)
+    return min(views, fits)
+
+
+def frozen_features(
+    extractor: Any,
+    paths: Sequence[Any] | np.ndarray,
+    image_size: int,
+    *,
+    views: int = 2,
+    batch_size: int = 32,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: bool = False,
+) -> np.ndarray:
+    """Run every photo through `extractor`, decoded once and seen `views` times.
+
+    Args:
+        extractor: model from pixels (B, S, S, 3) to features (B, D).
+        paths: n files that can be read.
+        image_size: side S of the square.
+        views: 1 for the photo, 2 with its mirror image, more for views of `augment_batch`.
+        batch_size: photos in a batch.
+        seed: of the augmented views.
+        workers: photos decoded at once.
+        progress: show a bar.
+
+    Returns:
+        float32 (views, n, D), rows in the order of `paths`.
+    """
+    import tensorflow as tf
+
+    def all_views(images: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        photos = tf.cast(images, tf.float32)
+        seen = [photos, photos[:, :, ::-1]][:views]
+        seen += [augment_batch(photos, tf.stack([seed * 1000 + view, number])) for view in range(2, views)]
+        return tf.stack([tf.cast(extractor(view, training=False), tf.float32) for view in seen])
+
+    return _run_batches(all_views, paths, image_size, batch_size, workers, "features", progress, axis=1)
+
+
+def embed_photos(
+    model: Any,
+    paths: Sequence[Any] | np.ndarray,
+    image_size: int,
+    *,
+    flip_average: bool = True,
+    batch_size: int = 32,
+    workers: int | None = None,
+    desc: str = "embedding",
+    progress: bool = False,
+) -> list[np.ndarray]:
+    """Embed every photo in one pass, with the mirror image averaged in if asked.
+
+    Args:
+        model: from pixels (B, S, S, 3) to one tensor (B, D), or to a list of them. Rows are scaled to length 1
+            before the mean.
+        paths: n files that can be read.
+        image_size: side S of the square.
+        flip_average: take the mean of the photo's row and its mirror image's.
+        batch_size, workers, desc, progress: as for `frozen_features`.
+
+    Returns:
+        For each output of the model float32 (n, D); the mean of two views is shorter than 1.
+    """
+    import tensorflow as tf
+
+    def unit_rows(output: Any) -> list[tf.Tensor]:
+        parts = [tf.cast(part, tf.float32) for part in (output if isinstance(output, list) else [output])]
+        return [tf.math.divide_no_nan(part, tf.norm(part, axis=1, keepdims=True)) for part in parts]
+
+    def rows(images: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        photos = tf.cast(images, tf.float32)
+        seen = [photos, photos[:, :, ::-1]] if flip_average else [photos]
+        views = [tf.concat(unit_rows(model(view, training=False)), axis=1) for view in seen]
+        return tf.add_n(views) / len(views)
+
+    joined = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress)
+    shapes = model.output_shape if isinstance(model.output_shape, list) else [model.output_shape]
+    return np.split(joined, np.cumsum([shape[-1] for shape in shapes])[:-1], axis=1)
+
+
+def _run_batches(
+    function: Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"],
+    paths: Sequence[Any] | np.ndarray,
+    image_size: int,
+    batch_size: int,
+    workers: int | None,
+    desc: str,
+    progress: bool,
+    axis: int = 0,
+) -> np.ndarray:
+    """Compile `function(images, batch number)` once, run it over the photos in order, join along `axis`."""
+    import tensorflow as tf
+
+    signature = [
+        tf.TensorSpec((None, image_size, image_size, 3), tf.uint8),
+        tf.TensorSpec((), tf.int32),
+    ]
+    compiled = tf.function(function, input_signature=signature)
+    parts = []
+    with progress_bar(len(paths), desc, "images", progress) as bar:
+        for number, images in enumerate(image_dataset(paths, image_size, batch_size, workers=workers)):
+            parts.append(compiled(images, tf.constant(number, tf.int32)).numpy())
+            bar.update(int(images.shape[0]))
+    if not parts:
+        empty = tf.zeros((0, image_size, image_size, 3), tf.uint8)
+        return compiled(empty, tf.constant(0)).numpy()
+    return np.concatenate(parts, axis=axis)

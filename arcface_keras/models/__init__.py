@@ -1,0 +1,19 @@
+"""Models: the embedder, its halves, its trainer and its file."""
+
+from arcface_keras.models.artefact import load_model, read_metadata, save_embedder
+from arcface_keras.models.embedder import build_embedder, warn_if_unit_range
+from arcface_keras.models.split import block_names, split_backbone, split_embedder
+from arcface_keras.models.trainer import ArcFaceTrainer, build_trainer
+
+__all__ = [
+    "ArcFaceTrainer",
+    "block_names",
+    "build_embedder",
+    "build_trainer",
+    "load_model",
+    "read_metadata",
+    "save_embedder",
+    "split_backbone",
+    "split_embedder",
+    "warn_if_unit_range",
+]

@@ -1,0 +1,97 @@
+"""Central differences of a layer itself, for classes no reference is known for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arcface_keras.reference.autodiff import Objective, forward, to_numpy, unchanged
+from arcface_keras.reference.core import Floats
+
+
+def in_float64(layer: Any, inputs: Callable[[Any, str], Any]) -> tuple[Any | None, str]:
+    """A copy of the layer that computes in float64, or None and the reason why there is none.
+
+    The copy is made from `get_config` with `dtype="float64"`, built by `inputs` and given the
+    layer's variables. There is none when the class cannot be made from its config, or when the variables
+    differ in number or shape.
+    """
+    try:
+        copy = type(layer).from_config({**layer.get_config(), "dtype": "float64"})
+        inputs(copy, "float64")
+    except Exception as error:
+        return None, _reason(error)
+    ours, theirs = layer.variables, copy.variables
+    if [tuple(v.shape) for v in ours] != [tuple(v.shape) for v in theirs]:
+        return None, "the variables of a layer made from its config have other shapes"
+    for source, target in zip(ours, theirs, strict=True):
+        target.assign(to_numpy(source).astype(to_numpy(target).dtype))
+    return copy, ""
+
+
+def _reason(error: Exception) -> str:
+    # Keras puts its own sentence first and the cause, in bold, below it.
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
+    return f"{type(error).__name__}: {' '.join([line for line in lines if line][:2])}"
+
+
+def is_float64(layer: Any, embeddings: NDArray[Any], labels: NDArray[Any]) -> str:
+    """ "" if the layer's logits carry float64 digits, else what is wrong."""
+    with unchanged(layer):
+        try:
+            logits, _ = forward(layer, embeddings, labels)
+        except Exception as error:
+            return _reason(error)
+    return "its logits carry float32 digits" if (logits == logits.astype(np.float32)).all() else ""
+
+
+def central_differences(
+    layer: Any,
+    weight: Any,
+    embeddings: NDArray[Any],
+    labels: NDArray[Any],
+    objective: Objective,
+    *,
+    eps: float,
+    max_entries: int,
+) -> tuple[Floats, Floats]:
+    """`dX` and `dW` by central differences, NaN where an entry was not computed.
+
+    Steps are `eps` times the array's root mean square. Of arrays with more entries than `max_entries` that
+    many are drawn at random (the same ones in every call). Every evaluation starts from the same state.
+    """
+    X, W = embeddings.astype(np.float64), to_numpy(weight).astype(np.float64)
+    with unchanged(layer) as restore:
+
+        def loss(x: Floats, w: Floats) -> float:
+            restore()
+            weight.assign(w)
+            logits, added = forward(layer, x.astype(embeddings.dtype), labels)
+            return objective(logits)[0] + added
+
+        dX = _differences(lambda x: loss(x, W), X, eps, max_entries, embeddings.dtype)
+        dW = _differences(lambda w: loss(X, w), W, eps, max_entries, to_numpy(weight).dtype)
+    return dX, dW
+
+
+def _differences(
+    function: Callable[[Floats], float], at: Floats, eps: float, max_entries: int, dtype: Any
+) -> Floats:
+    step = eps * (float(np.sqrt((at**2).mean())) or 1.0)
+    slope = np.full(at.shape, np.nan)
+    entries = np.arange(at.size)
+    if at.size > max_entries:
+        entries = np.sort(np.random.default_rng(0).choice(at.size, max_entries, replace=False))
+    for index in entries:
+        place = np.unravel_index(index, at.shape)
+        up, down = at.copy(), at.copy()
+        up[place] += step
+        down[place] -= step
+        # The step as the layer sees it: in float32 it is not the one asked for.
+        width = float(up.astype(dtype)[place]) - float(down.astype(dtype)[place])
+        slope[place] = (function(up) - function(down)) / width
+    return slope

@@ -1,0 +1,121 @@
+"""The files of a run, by which its stages find each other's work."""
+
+import dataclasses
+import importlib.metadata
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arcface_keras._files import read_json, write_json
+from arcface_keras._version import __version__
+from arcface_keras.config import RunConfig
+
+__all__ = ["RunFolder", "record_stage", "required_path"]
+
+_PACKAGES = ("tensorflow", "keras", "numpy", "pandas", "scikit-learn", "pillow")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where each artefact of a run lies."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def embedder(self) -> Path:
+        return self.path / "embedder.keras"
+
+    @property
+    def history(self) -> Path:
+        return self.path / "history.csv"
+
+    @property
+    def held_out(self) -> Path:
+        return self.path / "calibration" / "trained"
+
+    @property
+    def held_out_untrained(self) -> Path:
+        return self.path / "calibration" / "untrained"
+
+    @property
+    def embeddings(self) -> Path:
+        return self.path / "embeddings"
+
+    @property
+    def embeddings_untrained(self) -> Path:
+        return self.path / "embeddings_untrained"
+
+    @property
+    def neighbors(self) -> Path:
+        return self.path / "neighbors.npz"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.json"
+
+    @property
+    def submission(self) -> Path:
+        return self.path / "submission.csv"
+
+    def require(self, path: Path, stage: str) -> Path:
+        """Return `path` if it is there; otherwise say which stage writes it."""
+        if not path.exists():
+            raise ValueError(
+                f"the run folder must hold {path.relative_to(self.path)}, which the stage `{stage}` writes. "
+                f"Received: out={self.path}."
+            )
+        return path
+
+
+def required_path(config: RunConfig, name: str) -> str:
+    """Return a path of the configuration that this stage can not do without."""
+    value = getattr(config, name)
+    if not value:
+        raise ValueError(f"{name} must be given (--{name.replace('_', '-')} PATH). Received: {name}={value!r}.")
+    return value
+
+
+def record_stage(run: RunFolder, config: RunConfig, stage: str, facts: dict[str, Any], seconds: float) -> None:
+    """Enter a finished stage into `run.json`, beside the configuration and the versions that ran it."""
+    content = read_json(run.run_json) if run.run_json.exists() else {}
+    content["config"] = dataclasses.asdict(config)
+    content["versions"] = _versions()
+    entry = facts | {"seconds": round(seconds, 2), "peak_memory_mb": _peak_memory_mb()}
+    content["stages"] = content.get("stages", {}) | {stage: entry}
+    write_json(run.run_json, content)
+
+
+def merge_metrics(run: RunFolder, facts: dict[str, Any]) -> dict[str, Any]:
+    """Enter facts into `metrics.json` and return all of it."""
+    content = (read_json(run.metrics) if run.metrics.exists() else {}) | facts
+    write_json(run.metrics, content)
+    return content
+
+
+def _versions() -> dict[str, str]:
+    versions = {"arcface_keras": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _peak_memory_mb() -> float | None:
+    """Largest resident memory of this process so far, where the system tells it."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -1,0 +1,79 @@
+"""RunConfig: ranges, types, unknown names, what a run folder remembers."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from arcface_keras.config import RunConfig, choices_of, type_of
+
+
+def test_config_survives_json() -> None:
+    config = RunConfig(train="a.csv", threshold=0.5, workers=3, flip_average=False)
+    assert RunConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError, match="seed"):
+        RunConfig().seed = 1  # type: ignore[misc]
+
+
+def test_config_unknown_name_lists_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match=r"known names only: out, train, .*Received: 'epoch', 'lr'"):
+        RunConfig.from_dict({"epoch": 3, "lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epochs", -1), ("image_size", 16), ("folds", 1), ("dropout", 1.0), ("threshold", 1.5), ("s", 0.0), ("k", 0)],
+)
+def test_config_value_out_of_range_is_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must lie in .*Received: {name}="):
+        RunConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epochs", "3"), ("epochs", 1.5), ("epochs", True), ("flip_average", 1), ("m", float("nan")), ("train", 3)],
+)
+def test_config_value_of_another_type_is_named(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be of type \w+. Received: {name}="):
+        RunConfig.from_dict({name: value})
+
+
+def test_config_whole_float_is_an_integer() -> None:
+    assert RunConfig.from_dict({"epochs": 3.0}).epochs == 3
+
+
+def test_config_unknown_word_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match="pooling must be one of avg, gem. Received: pooling='max'"):
+        RunConfig(pooling="max")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("calibration", "epochs", "folds"),
+    [("auto", 0, True), ("auto", 1, False), ("folds", 1, True), ("holdout", 0, False)],
+)
+def test_config_calibration_auto_holds_out_when_all_is_trained(calibration: str, epochs: int, folds: bool) -> None:
+    config = RunConfig.from_dict({"calibration": calibration, "epochs": epochs})
+    assert config.calibrates_on_folds is folds
+
+
+def test_config_every_field_has_help_and_a_plain_type() -> None:
+    for spec in dataclasses.fields(RunConfig):
+        assert spec.metadata["help"]
+        assert type_of(spec.name) in (str, int, float, bool)
+    assert choices_of("augment") == ("light", "none")
+    assert choices_of("out") == ()
+
+
+def test_config_load_names_a_missing_or_odd_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must hold run.json, which `train` writes"):
+        RunConfig.load(tmp_path / "run.json")
+    (tmp_path / "run.json").write_text("[1]")
+    with pytest.raises(ValueError, match="must hold an object 'config'"):
+        RunConfig.load(tmp_path / "run.json")
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ValueError, match=r"well formed. Received: .*run.json"):
+        RunConfig.load(tmp_path / "run.json")
