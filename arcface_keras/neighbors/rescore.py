@@ -34,9 +34,9 @@ def pair_similarities(
 def product_error(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
     """(m,) float32: how far the float32 products of each query may be from its similarities.
 
-    The classical bound |fl(x.y) - x.y| <= gamma_d |x| |y|, gamma_d = d u / (1 - d u), u = 2^-24, holds for any
-    order of summation (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., eq. 3.5); the rounding
-    of the result is added.
+    The classical bound |fl(x.y) - x.y| <= gamma_d |x| |y|, gamma_d = d u / (1 - d u), u = 2^-24, holds for
+    any order of summation (Higham, Accuracy and Stability of Numerical Algorithms, eq. 3.5); the rounding of
+    the result is added.
     """
     unit = queries.shape[1] * 2.0**-24
     gamma = unit / (1 - unit) if unit < 0.5 else 2.0
