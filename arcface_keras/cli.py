@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from arcface_keras._native_log import load_tensorflow_quietly
 from arcface_keras._version import __version__
 from arcface_keras.config import RunConfig, choices_of, type_of
 
@@ -16,33 +16,37 @@ __all__ = ["main"]
 
 _DATA = ("train", "images", "test", "test_images", "missing_images")
 _MATCHING = ("k", "steps", "threshold", "memory_mb")
-_EMBEDDING = ("test", "images", "test_images", "missing_images", "batch_size", "flip_average", "workers")
-_TRAINING = tuple(
-    spec.name
-    for spec in dataclasses.fields(RunConfig)
-    if spec.name not in {*_MATCHING, "test", "test_images", "missing_images"}
-) + ("memory_mb",)
+_LISTINGS = ("test", "images", "test_images", "missing_images")
+_EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "workers")
+_WITH_KERAS = ("demo", "run", "train", "embed")
 _ALL = tuple(spec.name for spec in dataclasses.fields(RunConfig))
+_NOT_TRAINING = {"k", "steps", "threshold", "test", "test_images", "missing_images"}
+_TRAINING = tuple(name for name in _ALL if name not in _NOT_TRAINING)
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "demo": ("the whole job on the bundled photos, with its scores", tuple(n for n in _ALL if n not in _DATA)),
+    "demo": (
+        "the whole job on the bundled photos, with its scores",
+        tuple(n for n in _ALL if n not in _DATA),
+    ),
     "run": ("all stages: train, embed, match, evaluate (with labels), submit", _ALL),
     "train": ("train an embedder on labelled listings", _TRAINING),
     "embed": ("embed the listings to match with the run's embedder", ("out", *_EMBEDDING)),
     "match": ("match the embedded listings", ("out", *_MATCHING)),
-    "evaluate": ("score the matches of labelled listings beside the floors", ("out", "test", "images", "test_images", "missing_images")),
+    "evaluate": ("score the matches of labelled listings beside the floors", ("out", *_LISTINGS)),
     "submit": ("write submission.csv", ("out",)),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 for an error that the message explains, 2 for usage."""
+    """Run the command line; returns the exit status: 1 for an error that a message explains, 2 for usage."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(
-        format="%(message)s", level=logging.WARNING if options.quiet else logging.INFO, stream=sys.stderr, force=True
+        format="%(message)s",
+        level=logging.WARNING if options.quiet else logging.INFO,
+        stream=sys.stderr,
+        force=True,
     )
     logging.captureWarnings(True)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         _run(options)
     except BrokenPipeError:
@@ -64,6 +68,8 @@ def _run(options: argparse.Namespace) -> None:
     config = _configuration(options.command, given)
     from arcface_keras import pipeline
 
+    if options.command in _WITH_KERAS:
+        load_tensorflow_quietly()
     stage: Callable[..., Any] = getattr(pipeline, options.command)
     result = stage(config, progress=not options.quiet)
     if options.command in ("demo", "run", "evaluate") and result:
@@ -73,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _configuration(command: str, given: dict[str, Any]) -> RunConfig:
-    """What the run folder remembers, overridden by what is given; the first stage begins with the defaults."""
+    """What the run folder remembers, overridden by what is given; a first stage begins with defaults."""
     if command == "demo":
         from arcface_keras.pipeline import demo_config
 
@@ -92,9 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"arcface-keras {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, fields) in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=text, description=text, allow_abbrev=False
-        )
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         for spec in dataclasses.fields(RunConfig):
             if spec.name in fields:
                 _add_option(command, spec, name)
@@ -104,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_option(command: argparse.ArgumentParser, spec: Any, name: str) -> None:
-    """Add one option; its default is None, so that only what the user gave overrides a run's configuration."""
+    """Add one option, absent unless given, so that only what the user gave overrides a run's own."""
     default = "runs/demo" if (name, spec.name) == ("demo", "out") else spec.default
     shown = "" if default is None else f" (default: {default})" if name in ("demo", "run", "train") else ""
     text = (spec.metadata["help"] + shown).replace("%", "%%")

@@ -46,7 +46,9 @@ class RunConfig:
     s: float = option(30.0, "scale of the logits")
     m: float = option(0.3, "margin in radians")
 
-    views: int = option(10, "views of each photo whose frozen features are cached: itself, flipped, augmented")
+    views: int = option(
+        10, "views of each photo whose frozen features are cached: itself, flipped, augmented"
+    )
     top_epochs: int = option(60, "passes over the cached features that train neck and head")
     top_learning_rate: float = option(1e-3, "learning rate of neck and head on cached features")
     top_batch_size: int = option(128, "rows of cached features in a step")

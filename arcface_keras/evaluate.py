@@ -48,7 +48,7 @@ def self_only_f1(labels: Any) -> float:
     return _mean(2 / (1 + _group_sizes(labels)))
 
 
-def equal_phash_f1(phashes: Sequence[str], labels: Any) -> float:
+def equal_phash_f1(phashes: Sequence[str] | np.ndarray, labels: Any) -> float:
     """Mean row F1 of matching listings with equal, non-empty phashes; memory stays linear in n."""
     hashes = np.array([value or f"\0{i}" for i, value in enumerate(phashes)], dtype=object)
     label_codes = _codes(labels)

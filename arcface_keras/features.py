@@ -19,10 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 def affordable_views(views: int, n_rows: int, dim: int, memory_mb: int) -> int:
-    """The number of views whose float32 features fit into `memory_mb`; at least 2, with a warning if fewer."""
+    """The number of views whose features fit into `memory_mb`; at least 2, with a warning if fewer."""
     fits = max(2, int(memory_mb * 2**20 // max(4 * n_rows * dim, 1)))
     if fits < views:
-        logger.warning("caching %d views of each photo instead of %d, to stay in %d MB", fits, views, memory_mb)
+        logger.warning(
+            "caching %d views of each photo instead of %d, to stay in %d MB", fits, views, memory_mb
+        )
     return min(views, fits)
 
 
@@ -77,7 +79,8 @@ def embed_photos(
     """Embed every photo in one pass, with the mirror image averaged in if asked.
 
     Args:
-        model: from pixels (B, S, S, 3) to one tensor (B, D), or to a list of them. Rows are scaled to length 1
+        model: from pixels (B, S, S, 3) to one tensor (B, D), or to a list of them. Rows are scaled to
+        length 1
             before the mean.
         paths: n files that can be read.
         image_size: side S of the square.

@@ -47,8 +47,8 @@ def fit_top(
     """Train neck and head on the cached features of several views, with Adam and a cosine decay to zero.
 
     An epoch takes as many rows as there are photos, each from a view of its own. At the end the batch
-    normalisation of the neck gets the exact moments of all features: the moving averages of a short training still
-    remember where they began.
+    normalisation of the neck gets the exact moments of all features: the moving averages of a short
+    training still remember where they began.
 
     Args:
         neck: second half of `split_embedder`, features (B, D) to the raw embedding.
@@ -72,7 +72,9 @@ def fit_top(
     targets = tf.constant(np.tile(labels, views))
     batch = min(batch_size, views * count)
     rows = tf.data.Dataset.range(views * count).shuffle(views * count, seed=seed).repeat()
-    dataset = rows.batch(batch, drop_remainder=True).map(lambda i: (tf.gather(flat, i), tf.gather(targets, i)))
+    dataset = rows.batch(batch, drop_remainder=True).map(
+        lambda i: (tf.gather(flat, i), tf.gather(targets, i))
+    )
     history = _fit(
         build_trainer(neck, head), dataset, epochs, -(-count // batch), learning_rate, stage, progress
     )
@@ -116,12 +118,22 @@ def fit_whole(
 
     size, batch = int(embedder.input_shape[1]), min(batch_size, len(paths))
     dataset = image_dataset(
-        paths, size, batch, labels=labels, shuffle=True, seed=seed, repeat=True, drop_remainder=True, workers=workers
+        paths,
+        size,
+        batch,
+        labels=labels,
+        shuffle=True,
+        seed=seed,
+        repeat=True,
+        drop_remainder=True,
+        workers=workers,
     )
     if augment:
         seeds = tf.data.Dataset.counter().map(lambda number: tf.stack([tf.cast(seed, tf.int64), number]))
         dataset = tf.data.Dataset.zip((dataset, seeds)).map(
-            lambda pair, draw: (augment_batch(pair[0], draw), pair[1]), num_parallel_calls=2, deterministic=True
+            lambda pair, draw: (augment_batch(pair[0], draw), pair[1]),
+            num_parallel_calls=2,
+            deterministic=True,
         )
     trainer = build_trainer(embedder, head)
     return _fit(
@@ -153,8 +165,8 @@ def _fit(
     losses = result.history["loss"]
     if not np.isfinite(losses[-1]):
         raise ValueError(
-            f"the loss must stay finite; a smaller learning rate or margin may help. Received: loss={losses[-1]} in "
-            f"epoch {len(losses)} of stage {stage!r}, learning_rate={learning_rate:g}."
+            "the loss must stay finite; a smaller learning rate or margin may help. "
+            f"Received: loss={losses[-1]} in epoch {len(losses)} of stage {stage!r}, learning_rate={learning_rate:g}."
         )
     rates = [float(schedule(steps * epoch)) for epoch in range(epochs)]
     accuracies = result.history["accuracy"]
@@ -170,6 +182,8 @@ def _set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:
     if norm is None:
         return
     parts = np.array_split(features, -(-len(features) // 8192))
-    values = np.concatenate([part if dense is None else keras.ops.convert_to_numpy(dense(part)) for part in parts])
+    values = np.concatenate(
+        [part if dense is None else keras.ops.convert_to_numpy(dense(part)) for part in parts]
+    )
     norm.moving_mean.assign(values.mean(axis=0, dtype=np.float64))
     norm.moving_variance.assign(values.var(axis=0, dtype=np.float64))

@@ -147,7 +147,7 @@ def _literal(value: str) -> Any:
 
 def _without_zero_rows(graph: NeighborGraph, embeddings: Embeddings) -> NeighborGraph:
     """Leave a listing without a direction to itself: its cosine of 0 with everybody says nothing."""
-    zero = ~embeddings.rows.any(axis=1)
+    zero = np.logical_not(embeddings.rows.any(axis=1))
     if not zero.any():
         return graph
     return graph.keep(~(zero[graph.row_numbers] | zero[graph.indices]))

@@ -11,11 +11,9 @@ from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import encode_labels, read_catalogue
 from arcface_keras.data.sample import sample_folder
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.evaluate import format_table
-from arcface_keras.hashing import match_equal
+from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
 from arcface_keras.held_out import load_held_out
 from arcface_keras.match import Matches, match, match_embeddings, parse_steps
-from arcface_keras.metrics import map_at_k, recall_at_k, row_f1
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
 from arcface_keras.submit import write_submission
@@ -51,7 +49,7 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
         progress: unused; every stage takes it.
 
     Returns:
-        One row for each way of matching: name, threshold, row_f1, recall_at_1, map_at_5.
+        One row for each way of matching: name, threshold, row_f1, recall@1, map@5.
 
     Raises:
         ValueError: the listings have no label_group, or a stage before this one has not run.
@@ -65,10 +63,9 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
         missing_images=config.missing_images,
     )
     labels, _ = encode_labels(listings.label_groups)
-    itself, equal = match_equal([""] * len(listings)), match_equal(listings.phashes)
-    scores = [
-        _score("every listing alone", itself, itself, labels, None),
-        _score("equal image_phash", equal, equal, labels, None),
+    scores: list[Score] = [
+        {"name": "every listing alone", "threshold": None, "row_f1": self_only_f1(labels)},
+        {"name": "equal image_phash", "threshold": None, "row_f1": equal_phash_f1(listings.phashes, labels)},
     ]
     ways = [("trained embedder", run.embeddings, run.held_out)]
     if run.embeddings_untrained.exists():
@@ -77,15 +74,22 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
     for name, folder, held_out in ways:
         embeddings = Embeddings.load(run.require(folder, "embed"))
         if list(embeddings.ids) != [str(posting_id) for posting_id in listings.posting_ids]:
-            raise ValueError(f"test must be the file that was embedded. Received: test={config.test} with other ids.")
+            raise ValueError(
+                f"test must be the file that was embedded. Received: test={config.test} with other ids."
+            )
         parts = load_held_out(held_out)
         for some_steps in [(), steps] if steps else [()]:
             threshold = config.threshold if name == "trained embedder" else None
             matches = match_embeddings(
-                embeddings, parts, k=config.k, steps=some_steps, threshold=threshold, memory_mb=config.memory_mb
+                embeddings,
+                parts,
+                k=config.k,
+                steps=some_steps,
+                threshold=threshold,
+                memory_mb=config.memory_mb,
             )
             label = f"{name}, {' and '.join(step.replace('_', ' ') for step, _ in some_steps)}"
-            scores.append(_score_matches(label if some_steps else name, matches, labels))
+            scores.append(_score(label if some_steps else name, matches, labels))
     merge_metrics(run, {"scores": scores})
     record_stage(run, config, "evaluate", {}, time.perf_counter() - started)
     return scores
@@ -117,7 +121,9 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
         The scores, or [] without labels.
     """
     test_images = config.test_images or required_path(config, "images")
-    listings = read_catalogue(required_path(config, "test"), test_images, missing_images=config.missing_images)
+    listings = read_catalogue(
+        required_path(config, "test"), test_images, missing_images=config.missing_images
+    )
     train(config, progress=progress)
     embed(config, progress=progress)
     match(config, progress=progress)
@@ -143,18 +149,8 @@ def score_table(scores: Sequence[Score]) -> str:
     return format_table(scores)
 
 
-def _score(
-    name: str, graph: NeighborGraph, ranking: NeighborGraph, labels: np.ndarray, threshold: float | None
-) -> Score:
-    ranked = ranking.counts.max(initial=1) > 1
-    return {
-        "name": name,
-        "threshold": threshold,
-        "row_f1": float(np.mean(row_f1(graph, labels))),
-        "recall_at_1": float(np.nanmean(recall_at_k(ranking, labels, 1))) if ranked else None,
-        "map_at_5": float(np.nanmean(map_at_k(ranking, labels, 5))) if ranked else None,
-    }
-
-
-def _score_matches(name: str, matches: Matches, labels: np.ndarray) -> Score:
-    return _score(name, matches.graph, matches.ranking, labels, matches.threshold)
+def _score(name: str, matches: Matches, labels: np.ndarray) -> Score:
+    values = evaluate_matches(matches.graph, labels, neighbors=matches.ranking)
+    numbers = {key: values[key] for key in ("row_f1", "recall@1", "map@5")}
+    known = {key: None if np.isnan(value) else value for key, value in numbers.items()}
+    return {"name": name, "threshold": matches.threshold, **known}

@@ -80,11 +80,15 @@ def required_path(config: RunConfig, name: str) -> str:
     """Return a path of the configuration that this stage can not do without."""
     value = getattr(config, name)
     if not value:
-        raise ValueError(f"{name} must be given (--{name.replace('_', '-')} PATH). Received: {name}={value!r}.")
+        raise ValueError(
+            f"{name} must be given (--{name.replace('_', '-')} PATH). Received: {name}={value!r}."
+        )
     return value
 
 
-def record_stage(run: RunFolder, config: RunConfig, stage: str, facts: dict[str, Any], seconds: float) -> None:
+def record_stage(
+    run: RunFolder, config: RunConfig, stage: str, facts: dict[str, Any], seconds: float
+) -> None:
     """Enter a finished stage into `run.json`, beside the configuration and the versions that ran it."""
     content = read_json(run.run_json) if run.run_json.exists() else {}
     content["config"] = dataclasses.asdict(config)

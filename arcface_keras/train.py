@@ -43,7 +43,8 @@ class _Material:
 def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
     """Train an embedder, and for the threshold embed groups with networks that have not seen them.
 
-    First the photos pass once through the frozen backbone, and neck and head learn on the cached features; then, if
+    First the photos pass once through the frozen backbone, and neck and head learn on the cached features;
+    then, if
     `epochs` is positive, the whole network learns on the photos. Writes `embedder.keras`, `history.csv`,
     `calibration/` and `run.json`. Photos that cannot be read are named in the log and left out.
 
@@ -103,9 +104,7 @@ def new_embedder(config: RunConfig) -> keras.Model:
 
 
 def _readable_listings(config: RunConfig, progress: bool) -> tuple[Catalogue, dict[str, str]]:
-    catalogue = read_catalogue(
-        required_path(config, "train"), required_path(config, "images"), labelled=True
-    )
+    catalogue = read_catalogue(required_path(config, "train"), required_path(config, "images"), labelled=True)
     bad = scan_images(catalogue.paths, config.image_size, workers=config.workers, progress=progress)
     for row, reason in bad.items():
         logger.warning(
@@ -119,12 +118,12 @@ def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, pro
     if not len(catalogue):
         raise ValueError(f"training needs photos that can be read. Received: none in {config.train}.")
     labels, classes = encode_labels(catalogue.label_groups)
-    links = (catalogue.label_groups, catalogue.images, catalogue.phashes)
+    links = (labels, catalogue.images, catalogue.phashes)
     separate = int(linked_components(*links).max()) + 1
     if separate < 2:
         raise ValueError(
-            "training needs at least two groups that share no image and no image_phash, one of them to choose the "
-            f"threshold on. Received: {len(classes)} groups, {separate} of them separate, in {config.train}."
+            "training needs at least two groups that share no image and no image_phash, "
+            f"one of them to choose the threshold on. Received: {len(classes)} groups, {separate} of them separate, in {config.train}."
         )
     n_folds = min(config.folds, separate)
     if n_folds < config.folds:
@@ -154,7 +153,7 @@ def _fit(
     progress: bool,
     neck: keras.Model | None = None,
 ) -> list[HistoryRow]:
-    """Run the recipe on the kept rows: the neck of the embedder `model` (or another), then the whole of it."""
+    """Run the recipe on the kept rows: the neck of `model` (or the one given), then the whole of it."""
     classes, labels = np.unique(material.labels[kept], return_inverse=True)
     head = HEADS[config.head](n_classes=len(classes), s=config.s, m=config.m, name="head")
     history = fit_top(
@@ -194,7 +193,7 @@ def _held_out(
     history: list[HistoryRow],
     progress: bool,
 ) -> list[HeldOut]:
-    """Embed each fold with a network that was trained without it; of a hold-out run that is the embedder itself."""
+    """Embed each fold with a network trained without it; in a hold-out run that is the embedder itself."""
     if not config.calibrates_on_folds:
         return [_embed_fold(config, material, 0, embedder, progress)]
     parts = []
@@ -228,13 +227,13 @@ def _embed_fold(
     return _part(material, rows, [values])
 
 
-def _fold_of_features(
-    config: RunConfig, material: _Material, fold: int, neck: keras.Model | None
-) -> HeldOut:
+def _fold_of_features(config: RunConfig, material: _Material, fold: int, neck: keras.Model | None) -> HeldOut:
     """Embed a fold from its cached features: the photo, and its mirror image if these are averaged."""
     rows = np.flatnonzero(material.folds == fold)
     views = material.features[: 2 if config.flip_average else 1, rows]
-    values = [view if neck is None else keras.ops.convert_to_numpy(neck(view, training=False)) for view in views]
+    values = [
+        view if neck is None else keras.ops.convert_to_numpy(neck(view, training=False)) for view in views
+    ]
     return _part(material, rows, values)
 
 
@@ -263,6 +262,8 @@ def _metadata(config: RunConfig, material: _Material, kept: np.ndarray) -> dict[
 
 def _write_history(path: Path, history: list[HistoryRow]) -> None:
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["stage", "epoch", "loss", "accuracy", "learning_rate"], lineterminator="\n")
+        writer = csv.DictWriter(
+            file, ["stage", "epoch", "loss", "accuracy", "learning_rate"], lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(history)

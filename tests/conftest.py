@@ -35,7 +35,9 @@ def write_catalogue(
         for shot in range(shots):
             name = f"{prefix}_{group}_{shot}.png"
             draw_photo(group, shot).save(images / name)
-            rows.append([f"{prefix}_{group}_{shot}", name, f"{group * 100 + shot:016x}", f"thing {group}", str(group)])
+            rows.append(
+                [f"{prefix}_{group}_{shot}", name, f"{group * 100 + shot:016x}", f"thing {group}", str(group)]
+            )
     path = folder / f"{prefix}.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

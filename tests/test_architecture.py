@@ -10,11 +10,15 @@ import pytest
 import arcface_keras
 
 PACKAGE = Path(arcface_keras.__file__).parent
-STREET = (
-    "_version _files _progress reference metrics embeddings heads cleaning losses backbones models data config folds train embed text "
-    "hashing neighbors postprocess calibrate evaluate submit report bundle pipeline demo cli __main__"
-).split()
-NUMPY_ONLY = "reference metrics embeddings text hashing neighbors postprocess calibrate evaluate submit report cli".split()
+STREET = """
+    _version _cores _files _progress _native_log reference metrics embeddings held_out heads cleaning losses
+    schedules backbones models data config run_folder features fitting train embed text hashing neighbors
+    postprocess calibrate match evaluate submit report bundle pipeline cli __main__
+""".split()
+NUMPY_ONLY = """
+    reference metrics embeddings held_out data config run_folder text hashing neighbors postprocess calibrate
+    match evaluate submit report pipeline cli
+""".split()
 HEAVY = {"keras", "tensorflow", "jax", "torch"}
 
 

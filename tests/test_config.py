@@ -26,7 +26,15 @@ def test_config_unknown_name_lists_the_valid_ones() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("epochs", -1), ("image_size", 16), ("folds", 1), ("dropout", 1.0), ("threshold", 1.5), ("s", 0.0), ("k", 0)],
+    [
+        ("epochs", -1),
+        ("image_size", 16),
+        ("folds", 1),
+        ("dropout", 1.0),
+        ("threshold", 1.5),
+        ("s", 0.0),
+        ("k", 0),
+    ],
 )
 def test_config_value_out_of_range_is_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{name} must lie in .*Received: {name}="):
@@ -35,7 +43,14 @@ def test_config_value_out_of_range_is_named(name: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("epochs", "3"), ("epochs", 1.5), ("epochs", True), ("flip_average", 1), ("m", float("nan")), ("train", 3)],
+    [
+        ("epochs", "3"),
+        ("epochs", 1.5),
+        ("epochs", True),
+        ("flip_average", 1),
+        ("m", float("nan")),
+        ("train", 3),
+    ],
 )
 def test_config_value_of_another_type_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be of type \w+. Received: {name}="):
@@ -55,7 +70,9 @@ def test_config_unknown_word_lists_the_choices() -> None:
     ("calibration", "epochs", "folds"),
     [("auto", 0, True), ("auto", 1, False), ("folds", 1, True), ("holdout", 0, False)],
 )
-def test_config_calibration_auto_holds_out_when_all_is_trained(calibration: str, epochs: int, folds: bool) -> None:
+def test_config_calibration_auto_holds_out_when_all_is_trained(
+    calibration: str, epochs: int, folds: bool
+) -> None:
     config = RunConfig.from_dict({"calibration": calibration, "epochs": epochs})
     assert config.calibrates_on_folds is folds
 

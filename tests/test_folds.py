@@ -31,7 +31,9 @@ def components_by_flooding(links: list[list[str]]) -> list[set[int]]:
             more = {
                 row
                 for row in left
-                if any(column[row] and any(column[row] == column[other] for other in grown) for column in links)
+                if any(
+                    column[row] and any(column[row] == column[other] for other in grown) for column in links
+                )
             } | grown
             if more == grown:
                 break

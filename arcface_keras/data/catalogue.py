@@ -146,7 +146,7 @@ def read_catalogue(
     )
 
 
-def encode_labels(label_groups: Sequence[str] | np.ndarray) -> tuple[np.ndarray, list[str]]:
+def encode_labels(label_groups: Sequence[str] | np.ndarray | None) -> tuple[np.ndarray, list[str]]:
     """Number the groups 0..N-1 in the sorted order of their text, whatever the order of the rows.
 
     Args:

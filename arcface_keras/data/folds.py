@@ -43,7 +43,10 @@ def linked_components(*columns: Sequence[object] | np.ndarray) -> np.ndarray:
 
 
 def group_folds(
-    posting_ids: Sequence[str] | np.ndarray, *links: Sequence[object] | np.ndarray, n_folds: int, seed: int = 0
+    posting_ids: Sequence[str] | np.ndarray,
+    *links: Sequence[object] | np.ndarray,
+    n_folds: int,
+    seed: int = 0,
 ) -> np.ndarray:
     """Share linked components out over folds of about equal size, the same whatever the order of the rows.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
 from arcface_keras.data.decoding import MAX_PIXELS, ImageError, check_positive, load_image
 
@@ -154,6 +155,6 @@ def _check_labels(labels: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
 
 def _workers(workers: int | None) -> int:
     if workers is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return available_cores()
     check_positive("workers", workers)
     return int(workers)

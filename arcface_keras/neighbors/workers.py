@@ -1,10 +1,9 @@
-"""Tasks over threads, with the matrix products at one thread each, and a progress bar."""
+"""Tasks over threads, with the matrix products at one thread each."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -39,29 +38,8 @@ def run_tasks(do: Callable[[Any], None], tasks: list[Any], threads: int, bar: An
             stopped.set()
 
 
-def available_cores() -> int:
-    """Cores that this process may use, which containers often make fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def single_threaded_blas() -> AbstractContextManager[Any]:
     """Two levels of threads would fight for the cores: the tiles take them all, each product runs on one."""
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(limits=1, user_api="blas")
-
-
-class _NoBar(nullcontext[Any]):
-    def __enter__(self) -> "_NoBar":
-        return self
-
-    def update(self, _: int) -> None:
-        """Show nothing."""
-
-
-def progress_bar(total: int, progress: bool) -> Any:
-    if not progress:
-        return _NoBar()
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="neighbors", unit="tile")

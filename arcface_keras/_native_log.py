@@ -1,0 +1,40 @@
+"""TensorFlow's start-up notes, which no setting of its own keeps off the terminal."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+__all__ = ["load_tensorflow_quietly"]
+
+
+def load_tensorflow_quietly() -> None:
+    """Import TensorFlow and let it look for devices with the native standard error closed off meanwhile.
+
+    The notes about oneDNN and missing CUDA drivers are written before its log level is read. Python's own
+    messages, exceptions among them, are not touched.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with _native_stderr_to_null():
+        import tensorflow
+
+        tensorflow.config.list_physical_devices()
+
+
+@contextlib.contextmanager
+def _native_stderr_to_null() -> Iterator[None]:
+    try:
+        descriptor = sys.__stderr__.fileno() if sys.__stderr__ else None
+    except (OSError, ValueError):
+        descriptor = None
+    if descriptor is None:
+        yield
+        return
+    kept = os.dup(descriptor)
+    try:
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), descriptor)
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
