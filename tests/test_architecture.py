@@ -12,7 +12,7 @@ import arcface_keras
 PACKAGE = Path(arcface_keras.__file__).parent
 STREET = (
     "_version _files _progress reference metrics embeddings heads cleaning losses backbones models data config folds train embed text "
-    "hashing neighbors postprocess calibrate evaluate submit report bundle pipeline demo cli __main__"
+    "neighbors hashing postprocess calibrate evaluate submit report bundle pipeline demo cli __main__"
 ).split()
 NUMPY_ONLY = "reference metrics embeddings text hashing neighbors postprocess calibrate evaluate submit report cli".split()
 HEAVY = {"keras", "tensorflow", "jax", "torch"}

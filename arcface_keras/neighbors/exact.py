@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from arcface_keras._progress import progress_bar
 from arcface_keras.neighbors.collect import BlockCollector
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.rescore import pair_similarities, product_error
-from arcface_keras.neighbors.workers import available_cores, progress_bar, run_tasks, single_threaded_blas
+from arcface_keras.neighbors.workers import available_cores, run_tasks, single_threaded_blas
 
 _TILE = 1024
 _STRIP_ELEMENTS = 1 << 18
@@ -48,7 +49,7 @@ def search(
     plan = _plan(len(queries), len(columns), k, memory_mb, threads, tile)
     join = _Join(queries, columns, gallery is None, k, threshold, plan)
     phases = join.phases()
-    with single_threaded_blas(), progress_bar(sum(len(p) for p in phases), progress) as bar:
+    with single_threaded_blas(), progress_bar(sum(map(len, phases)), "neighbors", "tiles", progress) as bar:
         for phase in phases:
             run_tasks(join.do, phase, plan.threads, bar)
             for block in join.blocks:

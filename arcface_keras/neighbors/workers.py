@@ -1,10 +1,10 @@
-"""Tasks over threads, with the matrix products at one thread each, and a progress bar."""
+"""Tasks over threads, with the matrix products at one thread each."""
 
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -49,19 +49,3 @@ def single_threaded_blas() -> AbstractContextManager[Any]:
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(limits=1, user_api="blas")
-
-
-class _NoBar(nullcontext[Any]):
-    def __enter__(self) -> "_NoBar":
-        return self
-
-    def update(self, _: int) -> None:
-        """Show nothing."""
-
-
-def progress_bar(total: int, progress: bool) -> Any:
-    if not progress:
-        return _NoBar()
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="neighbors", unit="tile")

@@ -40,7 +40,7 @@ def alpha_query_expansion(
     )
     if bounds == (None, None):
         raise ValueError(
-            "alpha_query_expansion needs search_k or search_threshold where the graph has no bounds of its own. "
+            "alpha_query_expansion needs search_k or search_threshold where the graph has no bounds. "
             "Received: search_k=None, search_threshold=None."
         )
     expanded = expand_embeddings(graph, embeddings, k=k, alpha=alpha)
