@@ -166,7 +166,8 @@ def _fit(
     if not np.isfinite(losses[-1]):
         raise ValueError(
             "the loss must stay finite; a smaller learning rate or margin may help. "
-            f"Received: loss={losses[-1]} in epoch {len(losses)} of stage {stage!r}, learning_rate={learning_rate:g}."
+            f"Received: loss={losses[-1]} in epoch {len(losses)} of stage {stage!r}, "
+            f"learning_rate={learning_rate:g}."
         )
     rates = [float(schedule(steps * epoch)) for epoch in range(epochs)]
     accuracies = result.history["accuracy"]

@@ -123,7 +123,8 @@ def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, pro
     if separate < 2:
         raise ValueError(
             "training needs at least two groups that share no image and no image_phash, "
-            f"one of them to choose the threshold on. Received: {len(classes)} groups, {separate} of them separate, in {config.train}."
+            "one of them to choose the threshold on. "
+            f"Received: {len(classes)} groups, {separate} of them separate, in {config.train}."
         )
     n_folds = min(config.folds, separate)
     if n_folds < config.folds:

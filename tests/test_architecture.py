@@ -14,11 +14,11 @@ STREET = """
     _version _cores _files _progress _native_log reference metrics embeddings held_out heads cleaning losses
     schedules backbones models data config run_folder features fitting train embed text hashing neighbors
     postprocess calibrate match evaluate submit report bundle pipeline cli __main__
-""".split()
+""".split()  # noqa: SIM905
 NUMPY_ONLY = """
     reference metrics embeddings held_out data config run_folder text hashing neighbors postprocess calibrate
     match evaluate submit report pipeline cli
-""".split()
+""".split()  # noqa: SIM905
 HEAVY = {"keras", "tensorflow", "jax", "torch"}
 
 

@@ -98,7 +98,7 @@ def lines(path: Path) -> list[list[str]]:
 def test_demo_leaves_a_whole_run_folder_and_prints_its_scores(demo: tuple[Path, str]) -> None:
     out, printed = demo
     assert [name for name in ARTEFACTS if not (out / name).exists()] == []
-    assert not [path for path in out.rglob(".*")]
+    assert list(out.rglob(".*")) == []
     metrics = json.loads((out / "metrics.json").read_text())
     scores = {row["name"]: row for row in metrics["scores"]}
     assert list(scores) == [
