@@ -40,28 +40,34 @@ class Calibration:
 
 
 def expected_row_f1(
-    graph: NeighborGraph, labels: np.ndarray, thresholds: np.ndarray, negative_weight: float = 1.0
+    graph: NeighborGraph, labels: np.ndarray, thresholds: np.ndarray, growth: float = 1.0
 ) -> np.ndarray:
-    """Row F1 at each threshold, as it would be with `negative_weight` times as many other listings.
+    """Row F1 at each threshold, as it is to be expected among `growth` times as many other listings.
 
-    A row's own group stays what it is when the catalogue grows, while its false matches grow with the number
-    of listings of other groups: F1 = 2 TP / (TP + w FP + P), P being the size of the group.
+    A row's own group stays what it is when a catalogue grows, while its false matches X grow with the listings
+    of other groups: F1 = 2 TP / (TP + X + P), P being the size of the group. With growth g, X is the c
+    false matches seen here and those among the (g - 1) n listings to come, whose rate is not c / n: most rows see no
+    false match among a few listings, and yet will among many. So a row's rate is its own count
+    shrunk towards the mean of all rows (Buhlmann's linear credibility; how far rows really differ is
+    the covariance between two halves of the other groups), and E[1 / (b + X)] is taken to the second order.
 
     Args:
         graph: neighbours of n held-out rows, deep enough to hold every pair above the thresholds of interest.
         labels: int64 (n,).
         thresholds: (T,), ascending.
-        negative_weight: w; 1 gives the row F1 of these rows as they are.
+        growth: g >= 1; 1 gives the row F1 of these rows as they are.
 
     Returns:
         float64 (n, T).
     """
     n_rows, n_bins = graph.n_rows, len(thresholds)
-    rows = np.repeat(np.arange(n_rows), np.diff(graph.indptr))
-    bins = np.searchsorted(thresholds, graph.similarities, side="right")
-    same = labels[rows] == labels[graph.indices]
-    itself = rows == graph.indices
-    bins = np.where(itself, n_bins, bins)
+    _, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    rows = graph.row_numbers
+    bins = np.where(
+        rows == graph.indices, n_bins, np.searchsorted(thresholds, graph.similarities, side="right")
+    )
+    same = group[rows] == group[graph.indices]
+    even = group[graph.indices] % 2 == 0
 
     def reached(pairs: np.ndarray) -> np.ndarray:
         """Pairs of each row that reach each threshold: those in bins above its position."""
@@ -69,9 +75,26 @@ def expected_row_f1(
         from_above = np.cumsum(counts.reshape(n_rows, n_bins + 1)[:, ::-1], axis=1)[:, ::-1]
         return from_above[:, 1:].astype(np.float64)
 
-    _, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    true = reached(same)
-    return 2.0 * true / (true + negative_weight * reached(~same) + sizes[group][:, None])
+    true, false_even, false_odd = reached(same), reached(~same & even), reached(~same & ~even)
+    base = true + false_even + false_odd + sizes[group][:, None]
+    if growth == 1.0:
+        return 2.0 * true / base
+    more, variance = _false_matches_to_come(false_even, false_odd, growth - 1.0)
+    base = base + more
+    return 2.0 * true / base * (1.0 + np.minimum(variance / base**2, 1.0))
+
+
+def _false_matches_to_come(even: np.ndarray, odd: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (n, T) and variance (T,) of the false matches among `share` times as many further listings."""
+    seen = even + odd
+    mean = (seen.sum(axis=0) + 0.5) / len(seen)
+    spread = seen.var(axis=0) + 1e-12
+    between_rows = 4.0 * ((even - even.mean(axis=0)) * (odd - odd.mean(axis=0))).mean(axis=0)
+    between_rows = np.clip(between_rows, 0.0, spread)
+    credibility = between_rows / spread
+    rate = (1.0 - credibility) * mean + credibility * seen
+    variance = share * (spread - between_rows) + share**2 * (1.0 - credibility) * between_rows
+    return share * rate, variance
 
 
 def calibrate_threshold(
@@ -85,9 +108,9 @@ def calibrate_threshold(
     """Choose the threshold of best expected mean row F1 on held-out groups, for `n_rows` listings.
 
     The folds pass through the same search and steps as the listings will. A fold of n rows has fewer
-    candidates for a false match than the `n_rows` listings have, so its false matches count
-    (n_rows - 1) / (n - 1) times (never less than once). The curves of all rows are averaged, smoothed over
-    five thresholds (steps of 0.0025), and the middle of the plateau around the best is taken.
+    candidates for a false match than the `n_rows` listings have, which `expected_row_f1` corrects with
+    growth (n_rows - 1) / (n - 1), or 1 where there are fewer listings than that. The curves of all rows are
+    averaged and smoothed over five thresholds (steps of 0.0025); the middle of the plateau around the best is taken.
 
     Args:
         folds: at least one; no network may have seen the groups of the fold it embedded.
@@ -105,8 +128,8 @@ def calibrate_threshold(
         if count:
             graph = find_neighbors(fold.embeddings, k=k, memory_mb=memory_mb)
             graph = apply_steps(graph, fold.embeddings, steps)
-            weight = max(1.0, (n_rows - 1) / max(count - 1, 1))
-            curves.append(expected_row_f1(graph, fold.labels, GRID, weight).sum(axis=0))
+            growth = max(1.0, (n_rows - 1) / max(count - 1, 1))
+            curves.append(expected_row_f1(graph, fold.labels, GRID, growth).sum(axis=0))
     total = sum(len(fold.embeddings) for fold in folds)
     if not total:
         raise ValueError(f"calibration needs held-out rows. Received: {len(folds)} folds without a row.")

@@ -44,6 +44,8 @@ def alpha_query_expansion(
             "Received: search_k=None, search_threshold=None."
         )
     expanded = expand_embeddings(graph, embeddings, k=k, alpha=alpha)
+    if not len(embeddings):
+        return graph
     return find_neighbors(expanded, *bounds, engine=engine, memory_mb=memory_mb)
 
 
