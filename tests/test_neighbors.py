@@ -263,7 +263,7 @@ def test_graph_file_of_another_kind_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", rows=np.zeros(3))
     with pytest.raises(ValueError, match=r"other.npz must hold a neighbour graph. Received: no \['bounds'"):
         NeighborGraph.load(tmp_path / "other.npz")
-    with pytest.raises(ValueError, match="must end in .npz"):
+    with pytest.raises(ValueError, match=r"must end in .npz"):
         NeighborGraph.load(tmp_path / "other.npy")
 
 
@@ -343,7 +343,7 @@ def test_graph_refuses_a_broken_layout(
 )
 def test_graph_refuses_unsorted_rows(indices: list[int], similarities: list[float]) -> None:
     similarities = np.array([*similarities, 1, 1], dtype=np.float32)
-    with pytest.raises(ValueError, match="sorted by falling similarity, then rising index. Received: row 0"):
+    with pytest.raises(ValueError, match=r"sorted by falling similarity, then rising index. Received: row 0"):
         NeighborGraph(np.array([0, 3, 4, 5]), np.array([*indices, 1, 2]), similarities, 3)
 
 
@@ -352,7 +352,7 @@ def test_graph_refuses_other_types_and_shapes() -> None:
     with pytest.raises(ValueError, match="indices must be one-dimensional int32"):
         NeighborGraph(np.array([0, 1]), np.array([0.0]), one, 1)
     with pytest.raises(
-        ValueError, match="A graph that includes self must be square. Received: 1 rows, 2 columns"
+        ValueError, match=r"A graph that includes self must be square. Received: 1 rows, 2 columns"
     ):
         NeighborGraph(np.array([0, 1]), np.array([0]), one, 2)
     with pytest.raises(ValueError, match="indices must fit in int32"):
@@ -365,5 +365,5 @@ def test_graph_is_read_only_and_names_a_row_that_is_not_there() -> None:
         graph.similarities[0] = 0
     with pytest.raises(ValueError, match=r"i must lie in 0..1. Received: i=2"):
         graph.row(2)
-    with pytest.raises(ValueError, match="ids must name the 2 columns. Received: 1 ids"):
+    with pytest.raises(ValueError, match=r"ids must name the 2 columns. Received: 1 ids"):
         graph.to_lists(["a"])

@@ -45,16 +45,16 @@ def search(
     `tile` is the side of a tile, by default 1024, less where `memory_mb` is small.
     """
     columns = queries if gallery is None else gallery
-    k = None if k is None else min(k, len(columns))
-    plan = _plan(len(queries), len(columns), k, memory_mb, threads, tile)
-    join = _Join(queries, columns, gallery is None, k, threshold, plan)
+    limit = None if k is None else min(k, len(columns))
+    plan = _plan(len(queries), len(columns), limit, memory_mb, threads, tile)
+    join = _Join(queries, columns, gallery is None, limit, threshold, plan)
     phases = join.phases()
     with single_threaded_blas(), progress_bar(sum(map(len, phases)), "neighbors", "tiles", progress) as bar:
         for phase in phases:
             run_tasks(join.do, phase, plan.threads, bar)
             for block in join.blocks:
                 block.settle()
-    return join.finish()
+    return join.finish(k)
 
 
 class _Region(NamedTuple):
@@ -251,7 +251,7 @@ class _Join:
             setattr(self.local, name, buffer)
         return buffer[:size]
 
-    def finish(self) -> NeighborGraph:
+    def finish(self, asked: int | None) -> NeighborGraph:
         """Join the blocks, each released as soon as it is sorted."""
         counts, indices, similarities = (
             [np.zeros(0, np.int64)],
@@ -272,7 +272,7 @@ class _Join:
             np.concatenate(similarities),
             len(self.columns),
             self.is_self,
-            self.k,
+            asked,
             self.threshold,
         )
 
