@@ -24,7 +24,7 @@ def ranked_lists(draw: st.DrawFn) -> tuple[Lists, list[int]]:
 
 
 def loop(lists: Lists, labels: Sequence[Any], score: Callable[[list[bool], int], float]) -> list[float]:
-    """`score(relevance of the ranking without self, number of relevant others)` of every query; NaN without any."""
+    """`score(relevance of the ranking without self, relevant others)` of every query; NaN without any."""
     values = []
     for i, row in enumerate(lists):
         total = sum(labels[j] == labels[i] for j in range(len(labels)) if j != i)
@@ -41,10 +41,7 @@ def average_precision(relevant: list[bool], depth: int, over: int) -> float:
 
 
 MEASURES: dict[str, tuple[Callable[..., Any], Callable[[list[bool], int], float]]] = {
-    "map_at_5": (
-        lambda *a, **o: metrics.map_at_k(*a, 5, **o),
-        lambda rel, r: average_precision(rel, 5, min(r, 5)),
-    ),
+    "map_at_5": (metrics.map_at_k, lambda rel, r: average_precision(rel, 5, min(r, 5))),
     "map_at_2": (
         lambda *a, **o: metrics.map_at_k(*a, k=2, **o),
         lambda rel, r: average_precision(rel, 2, min(r, 2)),
@@ -195,7 +192,7 @@ def test_tar_at_far_equals_a_search_over_all_thresholds(
     found = metrics.tar_at_far([*same, *different], [True] * len(same) + [False] * len(different), far)
     allowed = [
         (t, sum(s >= t for s in same) / len(same))
-        for t in sorted({*same, *different}) + [float("inf")]
+        for t in [*sorted({*same, *different}), float("inf")]
         if sum(s >= t for s in different) / len(different) <= far
     ]
     assert (found.threshold, found.tar) == allowed[0]
