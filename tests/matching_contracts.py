@@ -74,15 +74,15 @@ def check_step(
     embeddings: Embeddings,
     options: dict[str, object],
 ) -> NeighborGraph:
-    """Rows and self kept, lists sorted, input untouched; building the graph has checked order and self already."""
+    """Rows and self kept, lists sorted, input untouched, whatever the graph has checked of itself."""
     before = [array.copy() for array in (graph.indptr, graph.indices, graph.similarities, embeddings.rows)]
     result = step(graph, embeddings, **options)
     after = (graph.indptr, graph.indices, graph.similarities, embeddings.rows)
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)), "the input was changed"
-    assert result.n_rows == graph.n_rows and result.n_columns == graph.n_columns, "a row was dropped"
+    assert (result.n_rows, result.n_columns) == (graph.n_rows, graph.n_columns), "a row was dropped"
     for i in range(result.n_rows):
         columns, similarities = result.row(i)
-        assert len(columns) and columns[0] == i, f"row {i} does not start with itself"
+        assert columns[:1].tolist() == [i], f"row {i} does not start with itself"
         assert similarities[0] == 1, f"self of row {i}"
         order = sorted(zip(-similarities[1:], columns[1:], strict=True))
         assert [j for _, j in order] == columns[1:].tolist(), f"row {i} is not sorted"

@@ -62,7 +62,7 @@ def test_config_whole_float_is_an_integer() -> None:
 
 
 def test_config_unknown_word_lists_the_choices() -> None:
-    with pytest.raises(ValueError, match="pooling must be one of avg, gem. Received: pooling='max'"):
+    with pytest.raises(ValueError, match=r"pooling must be one of avg, gem. Received: pooling='max'"):
         RunConfig(pooling="max")  # type: ignore[arg-type]
 
 

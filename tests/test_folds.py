@@ -91,5 +91,5 @@ def test_folds_differ_between_seeds() -> None:
 
 
 def test_components_of_columns_of_other_lengths_is_an_error() -> None:
-    with pytest.raises(ValueError, match="columns must have 2 rows each. Received: 3"):
+    with pytest.raises(ValueError, match=r"columns must have 2 rows each. Received: 3"):
         linked_components(["a", "b"], ["a", "b", "c"])

@@ -21,11 +21,11 @@ from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.rescore import pair_similarities, product_error
 from arcface_keras.neighbors.workers import run_tasks, single_threaded_blas
 
-_TILE = 1024
+_TILE = 2048
 _STRIP_ELEMENTS = 1 << 18
 _SMALLEST_DIAGONAL = 256
-_BYTES_PER_ENTRY = 18
-_BYTES_PER_TILE_ELEMENT = 5
+_BYTES_PER_ENTRY = 26
+_BYTES_PER_TILE_ELEMENT = 4
 _STRIP_BYTES = 48
 
 
@@ -43,12 +43,12 @@ def search(
     """All neighbours above a threshold, the best k, or both; `gallery=None` searches the queries themselves.
 
     Arguments are those of `find_neighbors`, already checked: (m, d) and (n, d) float32 unit or zero rows.
-    `tile` is the side of a tile, by default 1024, less where `memory_mb` is small.
+    `tile` is the side of a tile, by default 2048, less where `memory_mb` is small.
     """
     columns = queries if gallery is None else gallery
-    k = None if k is None else min(k, len(columns))
-    plan = _plan(len(queries), len(columns), k, memory_mb, threads, tile)
-    join = _Join(queries, columns, gallery is None, k, threshold, plan)
+    limit = None if k is None else min(k, len(columns))
+    plan = _plan(len(queries), len(columns), limit, memory_mb, threads, tile)
+    join = _Join(queries, columns, gallery is None, limit, threshold, plan)
     phases = join.phases()
     with (
         single_threaded_blas(),
@@ -58,7 +58,7 @@ def search(
             run_tasks(join.do, phase, plan.threads, bar)
             for block in join.blocks:
                 block.settle()
-    return join.finish()
+    return join.finish(k)
 
 
 class _Region(NamedTuple):
@@ -117,7 +117,7 @@ class _Join:
         self.queries, self.columns, self.is_self = queries, columns, is_self
         self.k, self.threshold, self.plan = k, threshold, plan
         self.floor = np.float32(-1 if threshold is None else threshold)
-        error = product_error(queries, columns)
+        error = product_error(queries)
         self.error = error.max(initial=0)
         self.blocks = [
             BlockCollector(
@@ -255,7 +255,7 @@ class _Join:
             setattr(self.local, name, buffer)
         return buffer[:size]
 
-    def finish(self) -> NeighborGraph:
+    def finish(self, asked: int | None) -> NeighborGraph:
         """Join the blocks, each released as soon as it is sorted."""
         counts, indices, similarities = (
             [np.zeros(0, np.int64)],
@@ -276,7 +276,7 @@ class _Join:
             np.concatenate(similarities),
             len(self.columns),
             self.is_self,
-            self.k,
+            asked,
             self.threshold,
         )
 

@@ -83,13 +83,13 @@ def unit_rows(embeddings: Any, name: str) -> np.ndarray:
             f"{name} must be Embeddings or a real array of shape (n, d), d >= 1. "
             f"Received: {name} of dtype {rows.dtype} and shape {rows.shape}."
         )
-    bad = np.flatnonzero(~np.isfinite(row_norms(rows)))
+    norms = row_norms(rows)
+    bad = np.flatnonzero(~np.isfinite(norms))
     bad = bad[~np.isfinite(rows[bad]).all(axis=1)]
     if bad.size:
         raise ValueError(
             f"{name} must be finite. Received: {bad.size} rows with NaN or infinity: {bad[:5].tolist()}."
         )
-    norms = row_norms(rows)
     if np.any((norms != 0) & (np.abs(norms - 1) > UNIT_TOLERANCE)):
         return normalized_rows(rows)
     return np.ascontiguousarray(rows, dtype=np.float32)

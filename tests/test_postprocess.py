@@ -1,0 +1,232 @@
+"""The contract of every step, and what each one does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from matching_contracts import check_step, clustered_rows
+
+from arcface_keras.embeddings import Embeddings
+from arcface_keras.neighbors import NeighborGraph, find_neighbors
+from arcface_keras.postprocess import STEPS, apply_steps, expand_embeddings
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "alpha_query_expansion": [
+        {},
+        {"k": 2, "alpha": 0.5},
+        {"k": 1},
+        {"search_k": 3},
+        {"search_threshold": 0.4},
+    ],
+    "cap": [{}, {"k": 1}, {"k": 3}],
+    "min2": [{"threshold": 0.6, "floor": 0.1}, {"threshold": 1.0, "floor": -1.0}],
+    "threshold": [{"threshold": 0.6}, {"threshold": 1.0}, {"threshold": -1.0}],
+}
+CASES = [(name, options) for name, several in OPTIONS.items() for options in several]
+
+
+def embed(n: int, d: int = 12, seed: int = 0, **traits: int) -> Embeddings:
+    return Embeddings([f"p{i}" for i in range(n)], clustered_rows(n, d, seed, **traits))
+
+
+def test_every_step_has_options_in_the_contract_suite() -> None:
+    assert set(OPTIONS) == set(STEPS)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 90])
+def test_step_keeps_its_contract(name: str, options: dict[str, Any], n: int) -> None:
+    embeddings = embed(n, seed=n)
+    check_step(STEPS[name], find_neighbors(embeddings, k=10), embeddings, options)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_step_keeps_its_contract_among_duplicates_and_zero_rows(name: str, options: dict[str, Any]) -> None:
+    embeddings = embed(260, seed=1, duplicates=150, zeros=20)
+    check_step(STEPS[name], find_neighbors(embeddings, k=60), embeddings, options)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_step_keeps_its_contract_on_rows_alone(name: str, options: dict[str, Any]) -> None:
+    embeddings = Embeddings(["a", "b", "c"], np.eye(3))
+    result = check_step(STEPS[name], find_neighbors(embeddings, k=1), embeddings, options)
+    assert result.n_rows == 3
+
+
+def right_angles() -> tuple[NeighborGraph, Embeddings]:
+    """Similarities of row 0: 0.8 to 1, 0.6 to 2, 0 to 3."""
+    rows = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], dtype=np.float32)
+    embeddings = Embeddings(list("abcd"), rows)
+    return find_neighbors(embeddings, k=4), embeddings
+
+
+@pytest.mark.parametrize("name", ["threshold", "min2"])
+def test_thresholds_keep_a_similarity_that_equals_them(name: str) -> None:
+    graph, embeddings = right_angles()
+    at = float(graph.row(0)[1][2])
+    options = {"threshold": at} if name == "threshold" else {"threshold": at, "floor": at}
+    assert apply_steps(graph, embeddings, [(name, options)]).row(0)[0].tolist() == [0, 1, 2]
+    above = float(np.nextafter(np.float32(at), np.float32(1)))
+    options = {"threshold": above} if name == "threshold" else {"threshold": above, "floor": above}
+    assert apply_steps(graph, embeddings, [(name, options)]).row(0)[0].tolist() == [0, 1]
+
+
+def test_threshold_equals_a_search_at_that_threshold() -> None:
+    embeddings = embed(120, seed=2)
+    wide = find_neighbors(embeddings, threshold=0.1)
+    cut, searched = (
+        apply_steps(wide, embeddings, [("threshold", {"threshold": 0.55})]),
+        find_neighbors(embeddings, threshold=0.55),
+    )
+    assert cut.indices.tolist() == searched.indices.tolist()
+    assert cut.threshold == 0.55
+
+
+def test_threshold_refuses_to_go_below_that_of_the_search() -> None:
+    embeddings = embed(20)
+    graph = find_neighbors(embeddings, threshold=0.5)
+    with pytest.raises(
+        ValueError, match=r"must reach down to 0.4: search with a lower.*cut at threshold=0.5"
+    ):
+        apply_steps(graph, embeddings, [("threshold", {"threshold": 0.4})])
+    with pytest.raises(ValueError, match=r"A threshold must be finite. Received: nan"):
+        apply_steps(graph, embeddings, [("threshold", {"threshold": float("nan")})])
+
+
+def test_min2_keeps_the_nearest_neighbour_down_to_its_floor() -> None:
+    graph, embeddings = right_angles()
+    result = apply_steps(graph, embeddings, [("min2", {"threshold": 0.9, "floor": 0.7})])
+    assert [result.row(i)[0].tolist() for i in range(4)] == [[0, 1], [1, 2], [2, 1], [3, 2]]
+    assert result.threshold == 0.7
+    far = apply_steps(graph, embeddings, [("min2", {"threshold": 0.99, "floor": 0.9})])
+    assert [far.row(i)[0].tolist() for i in range(4)] == [[0], [1, 2], [2, 1], [3]]
+
+
+def test_min2_gives_a_zero_row_no_neighbour() -> None:
+    embeddings = Embeddings(list("abc"), np.array([[0, 0], [1, 0], [-1, 0]]))
+    graph = find_neighbors(embeddings, k=3)
+    result = apply_steps(graph, embeddings, [("min2", {"threshold": 0.9, "floor": -1.0})])
+    assert [result.row(i)[0].tolist() for i in range(3)] == [[0], [1], [2]]
+
+
+def test_min2_refuses_a_floor_that_it_cannot_reach() -> None:
+    embeddings = embed(20)
+    with pytest.raises(
+        ValueError, match=r"floor must not be above threshold. Received: floor=0.8, threshold=0.7"
+    ):
+        apply_steps(find_neighbors(embeddings, k=3), embeddings, [("min2", {"threshold": 0.7, "floor": 0.8})])
+    with pytest.raises(ValueError, match=r"must reach down to 0.1"):
+        apply_steps(
+            find_neighbors(embeddings, threshold=0.5),
+            embeddings,
+            [("min2", {"threshold": 0.7, "floor": 0.1})],
+        )
+
+
+def test_cap_keeps_the_best() -> None:
+    graph, embeddings = right_angles()
+    result = apply_steps(graph, embeddings, [("cap", {"k": 2})])
+    assert [result.row(i)[0].tolist() for i in range(4)] == [[0, 1], [1, 2], [2, 1], [3, 2]]
+    assert result.k == 2
+    with pytest.raises(ValueError, match=r"k must be a positive integer. Received: k=0"):
+        apply_steps(graph, embeddings, [("cap", {"k": 0})])
+
+
+@pytest.mark.parametrize(("k", "alpha"), [(1, 3.0), (3, 3.0), (4, 0.7), (50, 0.0)])
+def test_expansion_equals_its_formula(k: int, alpha: float) -> None:
+    embeddings = embed(60, seed=3, zeros=3)
+    graph = find_neighbors(embeddings, k=8)
+    rows = embeddings.rows.astype(np.float64)
+    expected = np.zeros_like(rows)
+    for i in range(60):
+        for j, similarity in list(zip(*graph.row(i), strict=True))[:k]:
+            expected[i] += (float(similarity) ** alpha if similarity > 0 else 0) * rows[j]
+    norms = np.linalg.norm(expected, axis=1, keepdims=True)
+    expected = np.divide(expected, norms, out=np.zeros_like(expected), where=norms > 0)
+    found = expand_embeddings(graph, embeddings, k=k, alpha=alpha)
+    assert found.ids == embeddings.ids
+    np.testing.assert_allclose(found.rows, expected, rtol=0, atol=3e-7)
+    assert not found.rows[~embeddings.rows.any(axis=1)].any()
+
+
+def test_query_expansion_searches_again_with_the_bounds_of_the_graph() -> None:
+    embeddings = embed(80, seed=4)
+    graph = find_neighbors(embeddings, k=6, threshold=0.3)
+    result = apply_steps(graph, embeddings, [("alpha_query_expansion", {"k": 3, "alpha": 2.0})])
+    expected = find_neighbors(expand_embeddings(graph, embeddings, k=3, alpha=2.0), k=6, threshold=0.3)
+    assert result.indices.tolist() == expected.indices.tolist()
+    assert result.similarities.tolist() == expected.similarities.tolist()
+    assert result.indices.tolist() != graph.indices.tolist()
+
+
+def test_query_expansion_of_a_graph_without_bounds_needs_its_own() -> None:
+    graph = NeighborGraph.from_lists([["a"], ["b"]], ["a", "b"])
+    embeddings = Embeddings(["a", "b"], np.eye(2))
+    with pytest.raises(ValueError, match="needs search_k or search_threshold"):
+        apply_steps(graph, embeddings, ["alpha_query_expansion"])
+    assert apply_steps(graph, embeddings, [("alpha_query_expansion", {"search_k": 1})]).counts.tolist() == [
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be a positive integer"),
+        ({"alpha": -1.0}, "alpha must be a number >= 0. Received: alpha=-1.0"),
+    ],
+)
+def test_query_expansion_names_bad_options(options: dict[str, Any], message: str) -> None:
+    graph, embeddings = right_angles()
+    with pytest.raises(ValueError, match=message):
+        apply_steps(graph, embeddings, [("alpha_query_expansion", options)])
+
+
+def test_apply_steps_runs_in_the_order_given() -> None:
+    graph, embeddings = right_angles()
+    assert apply_steps(graph, embeddings, []) is graph
+    steps = [["threshold", {"threshold": 0.5}], ("cap", {"k": 2})]
+    expected = STEPS["cap"](STEPS["threshold"](graph, embeddings, threshold=0.5), embeddings, k=2)
+    assert apply_steps(graph, embeddings, steps).indices.tolist() == expected.indices.tolist()
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (["kap"], r"A step must be one of \['alpha_query_expansion', 'cap', .*Received: 'kap'"),
+        ([("cap", {"n": 3})], r"Options of step 'cap' must be among \['k'\]. Received: \['n'\]"),
+        (["threshold"], r"Step 'threshold' needs the options \['threshold'\]. Received: no \['threshold'\]"),
+        ([("min2", {"floor": 0.1})], r"Received: no \['threshold'\]"),
+        ([("cap", 3)], r"A step must be a name, or a name and its options. Received: \('cap', 3\)"),
+        ([("cap",)], "A step must be a name, or a name and its options"),
+    ],
+)
+def test_apply_steps_lists_what_is_valid_before_it_computes(
+    steps: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, embeddings = right_angles()
+
+    def never(graph: NeighborGraph, embeddings: Embeddings) -> NeighborGraph:
+        raise RuntimeError("computed before the check")
+
+    monkeypatch.setitem(STEPS, "never", never)
+    with pytest.raises(ValueError, match=message):
+        apply_steps(graph, embeddings, ["never", *steps])
+
+
+def test_apply_steps_refuses_graphs_of_other_listings() -> None:
+    graph, embeddings = right_angles()
+    with pytest.raises(ValueError, match="among themselves"):
+        apply_steps(graph, embeddings.take([0]), ["cap"])
+    with pytest.raises(ValueError, match="includes_self=False"):
+        apply_steps(find_neighbors(embeddings, k=1, gallery=embeddings), embeddings, ["cap"])
+
+
+def test_apply_steps_refuses_a_step_that_drops_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, embeddings = right_angles()
+    drop: Callable[..., NeighborGraph] = lambda graph, embeddings: find_neighbors(embeddings.take([0]), k=1)  # noqa: E731
+    monkeypatch.setitem(STEPS, "drop", drop)
+    with pytest.raises(ValueError, match=r"A step must keep every row and its self.*from step 'drop'"):
+        apply_steps(graph, embeddings, ["drop"])
