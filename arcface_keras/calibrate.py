@@ -1,7 +1,7 @@
 """Thresholds chosen on groups the network never saw, for the number of listings it will be used on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,20 @@ def expected_row_f1(
     Returns:
         float64 (n, T).
     """
+    return _expected(_count(graph, labels, thresholds), np.full(graph.n_rows, growth))
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """True matches (n, T), false ones of two halves of the other groups (n, T), and group sizes (n,)."""
+
+    true: np.ndarray
+    false_even: np.ndarray
+    false_odd: np.ndarray
+    sizes: np.ndarray
+
+
+def _count(graph: NeighborGraph, labels: np.ndarray, thresholds: np.ndarray) -> _Counts:
     n_rows, n_bins = graph.n_rows, len(thresholds)
     _, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     rows = graph.row_numbers
@@ -73,19 +87,24 @@ def expected_row_f1(
         """Pairs of each row that reach each threshold: those in bins above its position."""
         counts = np.bincount(rows[pairs] * (n_bins + 1) + bins[pairs], minlength=n_rows * (n_bins + 1))
         from_above = np.cumsum(counts.reshape(n_rows, n_bins + 1)[:, ::-1], axis=1)[:, ::-1]
-        return from_above[:, 1:].astype(np.float64)
+        return from_above[:, 1:].astype(np.float32)
 
-    true, false_even, false_odd = reached(same), reached(~same & even), reached(~same & ~even)
-    base = true + false_even + false_odd + sizes[group][:, None]
-    if growth == 1.0:
-        return 2.0 * true / base
-    more, variance = _false_matches_to_come(false_even, false_odd, growth - 1.0)
-    base = base + more
-    return 2.0 * true / base * (1.0 + np.minimum(variance / base**2, 1.0))
+    return _Counts(reached(same), reached(~same & even), reached(~same & ~even), sizes[group])
 
 
-def _false_matches_to_come(even: np.ndarray, odd: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (n, T) and variance (T,) of the false matches among `share` times as many further listings."""
+def _expected(counts: _Counts, growth: np.ndarray) -> np.ndarray:
+    base = counts.true + counts.false_even + counts.false_odd + counts.sizes[:, None]
+    share = (growth - 1.0)[:, None]
+    if not share.any():
+        return 2.0 * counts.true / base
+    rate, noise, uncertainty = _false_rate(counts.false_even, counts.false_odd)
+    base = base + share * rate
+    variance = share * noise + share**2 * uncertainty
+    return 2.0 * counts.true / base * (1.0 + np.minimum(variance / base**2, 1.0))
+
+
+def _false_rate(even: np.ndarray, odd: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """False matches to expect among as many further listings: means (n, T); variances (T,) of draw and mean."""
     seen = even + odd
     mean = (seen.sum(axis=0) + 0.5) / len(seen)
     spread = seen.var(axis=0) + 1e-12
@@ -93,8 +112,7 @@ def _false_matches_to_come(even: np.ndarray, odd: np.ndarray, share: float) -> t
     between_rows = np.clip(between_rows, 0.0, spread)
     credibility = between_rows / spread
     rate = (1.0 - credibility) * mean + credibility * seen
-    variance = share * (spread - between_rows) + share**2 * (1.0 - credibility) * between_rows
-    return share * rate, variance
+    return rate, spread - between_rows, (1.0 - credibility) * between_rows
 
 
 def calibrate_threshold(
@@ -122,18 +140,19 @@ def calibrate_threshold(
     Raises:
         ValueError: there is no held-out row.
     """
-    curves = []
+    counts, growth = [], []
     for fold in folds:
         count = len(fold.embeddings)
-        if count:
-            graph = find_neighbors(fold.embeddings, k=k, memory_mb=memory_mb)
-            graph = apply_steps(graph, fold.embeddings, steps)
-            growth = max(1.0, (n_rows - 1) / max(count - 1, 1))
-            curves.append(expected_row_f1(graph, fold.labels, GRID, growth).sum(axis=0))
-    total = sum(len(fold.embeddings) for fold in folds)
+        graph = apply_steps(find_neighbors(fold.embeddings, k=k, memory_mb=memory_mb), fold.embeddings, steps)
+        counts.append(_count(graph, fold.labels, GRID))
+        growth.append(np.full(count, max(1.0, (n_rows - 1) / max(count - 1, 1))))
+    total = sum(len(part) for part in growth)
     if not total:
         raise ValueError(f"calibration needs held-out rows. Received: {len(folds)} folds without a row.")
-    curve = np.sum(curves, axis=0) / total
+    joined = _Counts(
+        *(np.concatenate([getattr(part, spec.name) for part in counts]) for spec in fields(_Counts))
+    )
+    curve = _expected(joined, np.concatenate(growth)).mean(axis=0)
     low, high = _plateau(np.convolve(np.pad(curve, 2, mode="edge"), np.full(5, 0.2), mode="valid"))
     middle = (low + high) // 2
     return Calibration(

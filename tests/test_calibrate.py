@@ -60,8 +60,17 @@ def test_expected_f1_with_growth_is_what_the_larger_catalogue_shows(n_groups: in
     promised = np.mean([curve(part, growth) for part in parts], axis=0)
     without = np.mean([curve(part, 1.0) for part in parts], axis=0)
     shown = curve(catalogue, 1.0)
-    assert np.abs(promised - shown).max() < 0.06
-    assert np.abs(without - shown).max() > 0.2
+    print(
+        n_groups,
+        np.abs(promised - shown).max(),
+        np.abs(promised - shown)[shown > shown.max() - 0.1].max(),
+        np.abs(without - shown).max(),
+        promised.max(),
+        shown.max(),
+        thresholds[promised.argmax()],
+        thresholds[shown.argmax()],
+    )
+    assert 0
 
 
 def test_expected_f1_of_weight_one_is_the_row_f1_of_the_matches() -> None:

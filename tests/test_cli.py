@@ -12,7 +12,15 @@ from arcface_keras.config import RunConfig
 
 
 def test_cli_help_is_quick_and_loads_no_framework() -> None:
-    code = "import sys; from arcface_keras.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(len(sys.modules), [m for m in ('keras', 'tensorflow', 'numpy', 'pandas') if m in sys.modules])"
+    code = """if True:
+        import sys
+        from arcface_keras.cli import main
+        try:
+            main(["--help"])
+        except SystemExit:
+            pass
+        print(sorted({"keras", "tensorflow", "numpy", "pandas"} & set(sys.modules)))
+    """
     started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip().endswith("[]")
@@ -40,8 +48,8 @@ def test_cli_gives_only_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "arcface_keras.pipeline.train", lambda config, progress: seen.update(config=config, progress=progress)
     )
-    words = "train --train a.csv --images dir --epochs 3 --no-flip-average --m 0.4 --quiet --head arc".split()
-    assert cli.main(words) == 0
+    words = "train --train a.csv --images dir --epochs 3 --no-flip-average --m 0.4 --quiet --head arc"
+    assert cli.main(words.split()) == 0
     assert seen["config"] == RunConfig(
         train="a.csv", images="dir", epochs=3, flip_average=False, m=0.4, head="arc"
     )
@@ -87,7 +95,7 @@ def test_cli_errors_are_one_line_and_status_one(
 
 def test_cli_traceback_shows_where_an_error_arose() -> None:
     with pytest.raises(ValueError, match="dropout must lie in"):
-        cli.main("train --train a --images b --dropout 2 --traceback".split())
+        cli.main(["train", "--train", "a", "--images", "b", "--dropout", "2", "--traceback"])
 
 
 def test_module_runs_as_a_program() -> None:
