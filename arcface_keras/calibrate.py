@@ -44,10 +44,11 @@ def expected_row_f1(
 ) -> np.ndarray:
     """Row F1 at each threshold, as it is to be expected among `growth` times as many other listings.
 
-    A row's own group stays what it is when a catalogue grows, while its false matches X grow with the listings
+    A row's own group stays what it is when a catalogue grows, while its false matches X grow with the
+    listings
     of other groups: F1 = 2 TP / (TP + X + P), P being the size of the group. With growth g, X is the c
-    false matches seen here and those among the (g - 1) n listings to come, whose rate is not c / n: most rows see no
-    false match among a few listings, and yet will among many. So a row's rate is its own count
+    false matches seen here and those among the (g - 1) n listings to come, whose rate is not c / n: most
+    rows see no false match among a few listings, and yet will among many. So a row's rate is its own count
     shrunk towards the mean of all rows (Buhlmann's linear credibility; how far rows really differ is
     the covariance between two halves of the other groups), and E[1 / (b + X)] is taken to the second order.
 
@@ -104,7 +105,7 @@ def _expected(counts: _Counts, growth: np.ndarray) -> np.ndarray:
 
 
 def _false_rate(even: np.ndarray, odd: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """False matches to expect among as many further listings: means (n, T); variances (T,) of draw and mean."""
+    """False matches among as many further listings: means (n, T); variances (T,) of draw and mean."""
     seen = even + odd
     mean = (seen.sum(axis=0) + 0.5) / len(seen)
     spread = seen.var(axis=0) + 1e-12
@@ -128,7 +129,8 @@ def calibrate_threshold(
     The folds pass through the same search and steps as the listings will. A fold of n rows has fewer
     candidates for a false match than the `n_rows` listings have, which `expected_row_f1` corrects with
     growth (n_rows - 1) / (n - 1), or 1 where there are fewer listings than that. The curves of all rows are
-    averaged and smoothed over five thresholds (steps of 0.0025); the middle of the plateau around the best is taken.
+    averaged and smoothed over five thresholds (steps of 0.0025); the middle of the plateau around the best
+    is taken.
 
     Args:
         folds: at least one; no network may have seen the groups of the fold it embedded.
