@@ -208,7 +208,7 @@ class MarginHead(keras.layers.Layer):
 
         The columns of the product are scaled by 1 / ||w||, which is B x C work instead of D x C.
         """
-        cosine = ops.matmul(unit, self.W) * inverse_column_norms(ops.convert_to_tensor(self.W))
+        cosine = (unit @ ops.convert_to_tensor(self.W)) * inverse_column_norms(ops.convert_to_tensor(self.W))
         if self.sub_centers > 1:
             cosine = ops.max(ops.reshape(cosine, (-1, self.n_classes, self.sub_centers)), axis=2)
         return cosine
