@@ -13,6 +13,13 @@ HEAD_ARGUMENTS = {
     "mv_arc": {},
     "mv_add": {},
     "curricular": {},
+    "adacos": {},
+    "adaface": {"initial_mean": 2.0, "initial_std": 1.0},
+    "magface": {"l_a": 1.0, "u_a": 3.0, "easy_margin": False},
+    "elastic_arc": {"seed": 0},
+    "elastic_cos": {"seed": 0, "plus": True},
+    "sphereface2": {},
+    "li_arc": {},
 }
 
 

@@ -107,7 +107,7 @@ def test_head_margin_lowers_the_target_logit_only_in_training(name):
     plain, margin = values(head(X)), values(head([X, Y]))
     assert margin.shape == (6, 5)
     rows = np.arange(len(Y))
-    if name == "softmax":
+    if name in ("softmax", "adacos"):
         np.testing.assert_array_equal(margin, plain)
     else:
         assert np.all(margin[rows, Y] < plain[rows, Y])
@@ -222,7 +222,11 @@ def test_head_gradients_equal_central_differences(name):
         head.W.assign(W)
         return float(values(ops.sum(cross_entropy(head([x, Y], training=None), Y))))
 
-    np.testing.assert_allclose(dx, central_differences(lambda v: loss(v, W), x, 1e-6), rtol=1e-6, atol=1e-7)
+    numeric = central_differences(lambda v: loss(v, W), x, 1e-6)
+    if name == "adaface":  # no gradient goes through the length that sets its margin
+        np.testing.assert_allclose(np.sum(dx * x, axis=1), 0.0, atol=1e-9)
+        numeric -= x * np.sum(numeric * x, axis=1, keepdims=True) / np.sum(x * x, axis=1, keepdims=True)
+    np.testing.assert_allclose(dx, numeric, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(dW, central_differences(lambda v: loss(x, v), W, 1e-6), rtol=1e-6, atol=1e-7)
 
 
@@ -321,6 +325,8 @@ def test_head_with_a_margin_per_class_uses_the_margin_of_the_label(name):
     together = values(head([X, Y]))
     for row, label in enumerate(Y):
         alone = built(name, m=float(margins[label]), W=values(head.W))
+        if name == "sphereface2":
+            alone.bias.assign(head.bias)
         expected = values(alone([X[row : row + 1], Y[row : row + 1]]))[0]
         np.testing.assert_allclose(together[row], expected, atol=2e-5)
 
@@ -331,15 +337,16 @@ def test_head_ignores_rows_with_the_ignored_label(name, one_hot):
     labels[[1, 4]] = -1
     keep = labels >= 0
     given = np.where(keep[:, None], np.eye(5)[labels], 0.0) if one_hot else labels
-    head = built(name, ignore_label=-1)
+    fixed = {"std": 0.0} if name.startswith("elastic") else {}
+    head = built(name, ignore_label=-1, **fixed)
     logits = values(head([X, given], training=True))
     np.testing.assert_array_equal(logits[~keep], 0.0)
-    twin = built(name, W=values(head.W))
+    twin = built(name, W=values(head.W), **fixed)
     np.testing.assert_allclose(logits[keep], values(twin([X[keep], labels[keep]], training=True)), atol=2e-5)
     _, dx, dW = ignored_gradients(head, X, labels)
     _, dx_twin, dW_twin = loss_and_gradients(twin, X[keep], labels[keep], training=None)
     np.testing.assert_array_equal(dx[~keep], 0.0)
-    np.testing.assert_allclose(dx[keep], dx_twin, atol=1e-5)
+    np.testing.assert_allclose(dx[keep], dx_twin, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(dW, dW_twin, atol=1e-4)
 
 

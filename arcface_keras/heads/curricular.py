@@ -47,6 +47,8 @@ class CurricularFace(MarginHead):
         https://arxiv.org/abs/2004.00288, equations 5 to 9.
     """
 
+    has_state = True
+
     def __init__(
         self,
         n_classes: int,
