@@ -16,8 +16,10 @@ _EXPORTS = {
     "HEADS": "heads",
     "ArcMarginProduct": "heads",
     "Embeddings": "embeddings",
+    "MarginHead": "heads",
     "build_embedder": "models",
     "build_trainer": "models",
+    "check_labels": "heads",
     "load_model": "models",
 }
 

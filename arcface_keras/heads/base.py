@@ -1,0 +1,300 @@
+"""MarginHead: cosine logits with a margin in training and without one everywhere else."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from arcface_keras.heads._checks import check_count, check_ignore_label, check_margin, check_number
+from arcface_keras.heads._inputs import check_shapes, is_plain, shapes, split
+from arcface_keras.heads._labels import check_labels, concrete, to_sparse
+from arcface_keras.heads._numerics import Tensor, inverse_column_norms, safe_normalize
+from arcface_keras.heads.schedules import MANUAL, get_schedule, serialize_schedule
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a margin rule may know about the rows of a batch.
+
+    Attributes:
+        labels: Class ids (B,), int32, in 0..n_classes-1 (0 for a row that does not count).
+        counted: (B,) bool; False for a row whose label is ignored or cannot be right.
+        factor: (B, 1), by which the logits of a row must be multiplied: 1, or 0 for an ignored row, or NaN
+            for a row whose label cannot be right.
+        is_target: (B, n_classes) bool, True at the class of each row.
+        norms: Lengths of the embeddings before normalisation (B, 1).
+        margin: The margin of each row: a float, or (B, 1) for per-class or scheduled margins.
+        training: True inside a training step; state moves only then.
+    """
+
+    labels: Tensor
+    counted: Tensor
+    factor: Tensor
+    is_target: Tensor
+    norms: Tensor
+    margin: Any
+    training: bool
+
+
+class MarginHead(keras.layers.Layer):
+    """Base of every head: `s * cosine` logits whose target (and negatives) a subclass modifies in training.
+
+    A subclass overrides `modify_target` (T of the general form T, N, I of the MV-Softmax family) and, if
+    it also changes the other classes, `modify_negatives` (N). Sub-centers, per-class margins, the scale,
+    ignored labels, precision, saving and the label forms live here and combine with any rule.
+
+    Args:
+        n_classes: Number of classes.
+        s: Scale of the logits.
+        m: Margin in radians (for additive-cosine rules: in units of cosine); a sequence gives each class
+            its own margin, kept in the non-trainable weight `class_margins`.
+        sub_centers: Centers per class; the cosine of a class is the largest over its centers.
+        ignore_label: A label (for example -1) whose rows take no part: their logits are zero, and
+            neither the embedding nor `W` receives a gradient from them, whatever the loss. Keras's loss
+            needs `ignore_class` with the same value. With one-hot labels, rows of zeros are ignored.
+        kernel_initializer: Initializer of `W`.
+        kernel_regularizer: Regularizer of `W`.
+        kernel_constraint: Constraint of `W`.
+        learnable_scale: Train the scale, from `s` on, as the weight `s_weight` (kept >= 0).
+        margin_schedule: Factor of the margin over training steps, a schedule such as `Warmup`; or "manual"
+            for one that `MarginWarmup` or `head.margin_factor.assign` sets. The factor is a saved weight.
+        scale_schedule: The same for the scale.
+        **kwargs: `name`, `dtype`, `trainable`. A slash in the name becomes an underscore, which is all
+            Keras 3 allows. A half-precision `dtype` or global policy still gives a float32 head.
+
+    Call arguments:
+        inputs: `embeddings`, or `[embeddings, labels]` (list or tuple).
+        training: With labels, anything but False gives margin logits. State moves when it is True.
+
+    Input shape:
+        embeddings (batch, D); labels (batch,), (batch, 1) or one-hot (batch, n_classes). A (batch, 1)
+        array is always sparse, also when n_classes is 1. Soft one-hot labels put the margin on the
+        largest entry (the first of equals); give the soft target itself to the loss.
+
+    Output shape:
+        (batch, n_classes), float32, or float64 under a float64 policy.
+
+    Raises:
+        ValueError: On a bad argument, input form, rank or width, or text labels. A label outside
+            0..n_classes-1, or a fraction, is named where values are known (eager calls, NumPy arrays).
+            In a compiled graph they are not: there such a row's logits are NaN, so that the loss is NaN on
+            every backend and can not train on a wrong class unseen. `check_labels` checks beforehand.
+    """
+
+    margin_limit = math.pi / 2
+    """Largest margin for which the rule of the class stays monotone."""
+
+    def __init__(
+        self,
+        n_classes: int,
+        s: float = 30.0,
+        m: float | Sequence[float] = 0.0,
+        sub_centers: int = 1,
+        ignore_label: int | None = None,
+        kernel_initializer: Any = "glorot_uniform",
+        kernel_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        learnable_scale: bool = False,
+        margin_schedule: Any = None,
+        scale_schedule: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("name") is not None:
+            kwargs["name"] = str(kwargs["name"]).replace("/", "_")
+        kwargs["dtype"] = _full_precision(kwargs.get("dtype"))
+        kwargs.pop("autocast", None)
+        super().__init__(autocast=False, **kwargs)
+        self.n_classes = check_count("n_classes", n_classes)
+        self.s = check_number("s", s, above=0.0)
+        self.m = check_margin(m, self.n_classes, self.margin_limit)
+        self.sub_centers = check_count("sub_centers", sub_centers)
+        self.ignore_label = None if ignore_label is None else check_ignore_label(ignore_label, self.n_classes)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.learnable_scale = bool(learnable_scale)
+        self.margin_schedule = get_schedule("margin_schedule", margin_schedule)
+        self.scale_schedule = get_schedule("scale_schedule", scale_schedule)
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Check labels given as plain Python or NumPy values, which later lose their type, then call."""
+        if isinstance(inputs, (list, tuple)) and len(inputs) == 2 and is_plain(inputs[1]):
+            labels = np.asarray(inputs[1])
+            check_labels(labels, self.n_classes, self.ignore_label)
+            inputs = [inputs[0], labels.astype("int32") if labels.dtype.kind in "iu" else labels]
+        return super().__call__(inputs, *args, **kwargs)
+
+    def build(self, input_shape: Any) -> None:
+        """Create `W` of shape (D, n_classes * sub_centers) and the state of the subclass."""
+        dim = self._shapes_of(input_shape)[0][-1]
+        if dim is None:
+            raise ValueError(
+                f"the last axis of the embeddings must be known. Received: input_shape={input_shape}."
+            )
+        self.W = self.add_weight(
+            name="W",
+            shape=(int(dim), self.n_classes * self.sub_centers),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+            autocast=False,
+        )
+        if isinstance(self.m, tuple):
+            self.class_margins = self.add_state("class_margins", (self.n_classes,), self.m)
+        if self.learnable_scale:
+            self.s_weight = self.add_weight(
+                name="s_weight",
+                shape=(),
+                initializer=keras.initializers.Constant(self.s),
+                constraint=keras.constraints.NonNeg(),
+                autocast=False,
+            )
+        self._schedules = []
+        for name, schedule in (("margin", self.margin_schedule), ("scale", self.scale_schedule)):
+            if schedule is not None:
+                start = 1.0 if schedule == MANUAL else ops.convert_to_numpy(schedule(np.float32(0.0)))
+                factor = self.add_state(f"{name}_factor", (), start)
+                setattr(self, f"{name}_factor", factor)
+                if schedule != MANUAL:
+                    step = self.add_state(f"{name}_step", (), 0.0)
+                    self._schedules.append((schedule, factor, step))
+        self.build_state()
+
+    def build_state(self) -> None:
+        """Create the further weights of a subclass; called once, after `W`."""
+
+    def add_state(self, name: str, shape: tuple[int, ...], value: Any) -> Any:
+        """Add a non-trainable weight that is saved, full precision, and averaged over replicas."""
+        values = np.asarray(value, dtype="float64")
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            initializer=lambda shape, dtype=None: ops.cast(np.broadcast_to(values, shape).copy(), dtype),
+            trainable=False,
+            autocast=False,
+            aggregation="mean",
+        )
+
+    def call(self, inputs: Any, training: bool | None = None) -> Tensor:
+        embeddings, labels = split(inputs)
+        self._shapes_of(shapes(embeddings, labels))
+        unit, norms = safe_normalize(ops.cast(embeddings, self.compute_dtype))
+        if labels is None or (training is not None and not training):
+            return self.plain_logits(self.cosines(unit))
+        known = concrete(labels)
+        if known is not None:
+            check_labels(known, self.n_classes, self.ignore_label)
+        ids, valid, ignored = to_sparse(labels, self.n_classes, self.ignore_label)
+        cosine = self.cosines(unit)
+        is_target = ops.equal(ops.expand_dims(ids, 1), ops.arange(self.n_classes, dtype="int32"))
+        target = ops.sum(ops.where(is_target, cosine, ops.zeros_like(cosine)), axis=1, keepdims=True)
+        if training:
+            self._advance_schedules()
+        bad = ops.cast(float("nan"), cosine.dtype)
+        factor = ops.where(valid, ops.ones_like(bad), ops.where(ignored, ops.zeros_like(bad), bad))
+        rows = Rows(
+            ids, valid, ops.expand_dims(factor, 1), is_target, norms, self.margins(ids), bool(training)
+        )
+        if training:
+            self.update_state(cosine, target, rows)
+        return self.margin_logits(cosine, target, rows)
+
+    def cosines(self, unit: Tensor) -> Tensor:
+        """Return the cosine of unit rows (B, D) with every class, (B, n_classes).
+
+        The columns of the product are scaled by 1 / ||w||, which is B x C work instead of D x C.
+        """
+        cosine = ops.matmul(unit, self.W) * inverse_column_norms(ops.convert_to_tensor(self.W))
+        if self.sub_centers > 1:
+            cosine = ops.max(ops.reshape(cosine, (-1, self.n_classes, self.sub_centers)), axis=2)
+        return cosine
+
+    def margins(self, labels: Tensor) -> Any:
+        """Return the margin of each row: the float `m`, a scheduled scalar, or (B, 1) of `class_margins`."""
+        margin: Any = self.m
+        if isinstance(self.m, tuple):
+            margin = ops.expand_dims(ops.take(self.class_margins, labels, axis=0), 1)
+        return margin if self.margin_schedule is None else self.margin_factor * margin
+
+    def scale(self) -> Any:
+        """Return the scale of the logits, a float or a scalar."""
+        scale: Any = ops.convert_to_tensor(self.s_weight) if self.learnable_scale else self.s
+        return scale if self.scale_schedule is None else self.scale_factor * scale
+
+    def update_state(self, cosine: Tensor, target: Tensor, rows: Rows) -> None:
+        """Move the state of the head; called in training steps only, before the logits are made."""
+
+    def plain_logits(self, cosine: Tensor) -> Tensor:
+        """Return the logits used when there is no label, or outside training."""
+        return cosine * self.scale()
+
+    def margin_logits(self, cosine: Tensor, target: Tensor, rows: Rows) -> Tensor:
+        """Return the training logits (B, n_classes) from cosines (B, n_classes) and target cosines (B, 1)."""
+        modified = self.modify_target(target, rows)
+        negatives = self.modify_negatives(cosine, target, modified, rows)
+        return ops.where(rows.is_target, modified, negatives) * (self.scale() * rows.factor)
+
+    def modify_target(self, cosine: Tensor, rows: Rows) -> Tensor:
+        """Return T, the modified target cosines (B, 1); here unchanged."""
+        return cosine
+
+    def modify_negatives(self, cosine: Tensor, target: Tensor, modified: Tensor, rows: Rows) -> Tensor:
+        """Return N for all classes (B, n_classes); here unchanged.
+
+        `target` and `modified` (B, 1) are the target cosines before and after T.
+        """
+        return cosine
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
+        return (self._shapes_of(input_shape)[0][0], self.n_classes)
+
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
+        embeddings, labels = split(inputs)
+        shape = self.compute_output_shape(shapes(embeddings, labels))
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.built and "0" in store:
+            saved, here = tuple(store["0"].shape), tuple(self.W.shape)
+            if len(saved) == 2 and saved != here:
+                raise ValueError(
+                    f"the saved W must fit the head {self.name!r}, which has n_classes={self.n_classes} and "
+                    f"W of shape {here}. Received: W of shape {saved}, that is "
+                    f"{saved[1] // self.sub_centers} classes with sub_centers={self.sub_centers}."
+                )
+        super().load_own_variables(store)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        return config | {
+            "n_classes": self.n_classes,
+            "s": self.s,
+            "m": list(self.m) if isinstance(self.m, tuple) else self.m,
+            "sub_centers": self.sub_centers,
+            "ignore_label": self.ignore_label,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "learnable_scale": self.learnable_scale,
+            "margin_schedule": serialize_schedule(self.margin_schedule),
+            "scale_schedule": serialize_schedule(self.scale_schedule),
+        }
+
+    def _advance_schedules(self) -> None:
+        for schedule, factor, step in self._schedules:
+            factor.assign(ops.cast(schedule(ops.convert_to_tensor(step)), factor.dtype))
+            step.assign_add(1.0)
+
+    def _shapes_of(self, input_shape: Any) -> list[tuple[int | None, ...]]:
+        dim = int(self.W.shape[0]) if self.built else None
+        return check_shapes(input_shape, self.n_classes, dim, self.name)
+
+
+def _full_precision(dtype: Any) -> str:
+    """Return "float64" for a float64 policy and "float32" for every other one."""
+    policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
+    return "float64" if policy.compute_dtype == "float64" else "float32"
