@@ -10,6 +10,9 @@ from arcface_keras.reference.autodiff import to_numpy
 from arcface_keras.reference.compare import difference
 
 CLASSES, DIM, ROWS = 5, 8, 6
+# keras.ops.matmul answers float64 with float32 on Torch, sqrt on Torch and tanh on JAX as well.
+FLOAT64 = keras.backend.backend() != "torch"
+needs_float64 = pytest.mark.skipif(not FLOAT64, reason="keras.ops is float32 at most on this backend")
 
 
 class Arc(keras.layers.Layer):
@@ -20,7 +23,9 @@ class Arc(keras.layers.Layer):
         self.n_classes, self.s, self.m = n_classes, s, m
 
     def build(self, input_shape):
-        self.W = self.add_weight(shape=(input_shape[0][-1], self.n_classes), name="W", autocast=False)
+        seeded = keras.initializers.GlorotUniform(seed=1)
+        shape = (input_shape[0][-1], self.n_classes)
+        self.W = self.add_weight(shape=shape, name="W", initializer=seeded, autocast=False)
 
     def target(self, cosine):
         sine = ops.sqrt(ops.maximum(1 - cosine * cosine, 1e-7))
@@ -81,10 +86,14 @@ class GradientOfOneColumnOff(Arc):
 
 
 class Smooth(Arc):
-    """A head no reference knows: the softened cosine."""
+    """A head no reference knows; powers alone, because some of `keras.ops` drop float64 on JAX and Torch."""
 
     def target(self, cosine):
-        return ops.tanh(cosine) - self.m
+        return cosine * (1 + cosine) - self.m
+
+    def cosine(self, x):
+        unit = x * ops.sum(x * x, axis=1, keepdims=True) ** -0.5
+        return ops.matmul(unit, self.W * ops.sum(self.W * self.W, axis=0) ** -0.5)
 
 
 class SmoothOff(GradientOff, Smooth):
@@ -167,7 +176,7 @@ def check(layer, **options):
 def test_check_passes_a_correct_layer(dtype, s, m):
     report = check(Arc(CLASSES, s=s, m=m, dtype=dtype), reference="ArcMarginProduct")
     assert report.ok, str(report)
-    assert report.values.max_rel < (1e-12 if dtype == "float64" else 1e-5)
+    assert report.values.max_rel < (1e-12 if dtype == "float64" and FLOAT64 else 1e-5)
     assert report.dX.checked == report.dX.total == ROWS * DIM
     assert report.dW.checked == report.dW.total == DIM * CLASSES
     assert f"s={s}" in str(report)
@@ -238,18 +247,18 @@ def test_check_accepts_other_label_layouts(labels):
 def test_unknown_layer_is_checked_against_its_own_differences():
     report = check(Smooth(CLASSES))
     assert report.ok, str(report)
-    assert report.method == "central differences of itself in float64"
+    assert report.method == f"central differences of itself in {'float64' if FLOAT64 else 'float32'}"
     assert report.dX.max_rel < 1e-4
     exact = check(Smooth(CLASSES, dtype="float64"))
     assert exact.ok, str(exact)
-    assert exact.dW.max_rel < 1e-6
+    assert exact.dW.max_rel < (1e-6 if FLOAT64 else 5e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_unknown_layer_with_a_wrong_gradient_is_caught(dtype):
     report = check(SmoothOff(CLASSES, dtype=dtype))
     assert report.values.ok
-    assert report.dX.max_rel == pytest.approx(0.01, rel=0.2)
+    assert report.dX.max_rel == pytest.approx(0.01, rel=0.3)
     assert not report.dX.ok
     assert not report.dW.ok
 
@@ -261,7 +270,7 @@ def test_layer_without_a_float64_copy_is_checked_in_its_own_precision(layer):
     assert report.method == "central differences of itself in float32"
     reason = {
         WithoutConfig: "(NotImplementedError: no config)",
-        Float32Inside: "(its logits carry float32 digits)",
+        Float32Inside: "(float32 arithmetic inside it)",
     }
     assert reason[layer] in str(report)
 
@@ -273,6 +282,7 @@ def test_layer_without_a_float64_copy_and_a_wrong_gradient_is_caught():
     assert not report.dW.ok
 
 
+@needs_float64
 def test_layer_whose_config_forgets_an_option_fails_in_its_values():
     report = check(Shift(CLASSES, m=3.0))
     assert not report.values.ok
@@ -350,13 +360,13 @@ def test_check_refuses_what_it_cannot_check():
 
     class TwoMatrices(Arc):
         def build(self, input_shape):
-            self.a = self.add_weight(shape=(DIM, 3), name="a")
-            self.b = self.add_weight(shape=(DIM, 3), name="b")
+            self.a = self.add_weight(shape=(DIM, CLASSES), name="a")
+            self.b = self.add_weight(shape=(DIM, CLASSES), name="b")
 
         def call(self, inputs):
             return ops.matmul(inputs[0], self.a)
 
-    with pytest.raises(ValueError, match=r"one class matrix with 8 rows. Received: a \(8, 3\), b \(8, 3\)"):
+    with pytest.raises(ValueError, match=r"one class matrix with 8 rows. Received: a \(8, 5\), b \(8, 5\)"):
         check(TwoMatrices(CLASSES))
 
 

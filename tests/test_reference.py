@@ -28,6 +28,7 @@ CASES = [
     ("AddMarginProduct", {"s": 64.0}),
     ("AddMarginProduct", {"m": np.array([0.1, 0.2, 0.3, 0.4, 0.5])}),
     ("CombinedMarginProduct", {}),
+    ("CombinedMarginProduct", {"m1": 1.0, "m2": 0.5, "beyond_pi": "smooth"}),
     ("CombinedMarginProduct", {"m1": 1.7, "m2": 0.0, "m3": 0.0}),
     ("CombinedMarginProduct", {"m1": 4.0, "m2": 0.1, "m3": 0.05, "s": 10.0}),
     ("CombinedMarginProduct", {"m1": 1.0, "m2": 0.4, "m3": 0.1, "beyond_pi": "arcface"}),
@@ -36,10 +37,10 @@ CASES = [
     ("DynamicArcMarginProduct", {"class_counts": COUNTS}),
     ("DynamicArcMarginProduct", {"class_counts": COUNTS, "sub_centers": 1, "power": 0.125}),
     ("MVArcSoftmax", {}),
-    ("MVArcSoftmax", {"fixed": True, "easy_margin": True, "t": 1.4}),
+    ("MVArcSoftmax", {"variant": "fixed", "easy_margin": True, "t": 1.4}),
     ("MVArcSoftmax", {"sub_centers": 2, "beyond_pi": "smooth", "m": np.array([0.1, 0.2, 0.3, 0.4, 0.5])}),
     ("MVAddMargin", {}),
-    ("MVAddMargin", {"fixed": True, "s": 10.0}),
+    ("MVAddMargin", {"variant": "fixed", "s": 10.0}),
     ("CurricularFace", {"state": {"t": 0.3}, "update_state": False}),
     ("CurricularFace", {"state": {"t": 0.1}, "update_state": False, "guard": True, "sub_centers": 2}),
     ("AdaCos", {"dynamic": False}),
@@ -119,7 +120,7 @@ def test_straight_through_gradient_is_that_of_a_target_with_the_cosines_slope(na
     exact = head(X, W, labels, **options)
     np.testing.assert_array_equal(got.logits, exact.logits)
     k = W.shape[1] // 5
-    s = options.get("s", 64.0 if name in ("MagFace", "ElasticArcFace") else 30.0)
+    s = options.get("s", 64.0 if name in ("MagFace", "ElasticArcFace", "DynamicArcMarginProduct") else 30.0)
     at = make_batch(X, W, labels, sub_centers=k)
     share = options.get("ls_eps", 0.0) / 5 + (1 - options.get("ls_eps", 0.0)) * at.target
 
@@ -242,15 +243,18 @@ def test_arcface_gradient_just_off_the_pole_has_the_length_of_the_shifted_sine()
     assert loss.dX[0, 1] == pytest.approx(pull_target + push_other, rel=1e-9)
 
 
-def test_min_sin_damps_the_slope_and_not_the_value():
+def test_slope_clip_bounds_the_slope_and_not_the_value():
     theta = np.array([1e-4, 0.3, np.pi - 1e-4])
     value, slope, _ = arc_target(theta, 0.5)
-    damped_value, damped, _ = arc_target(theta, 0.5, min_sin=1e-3)
+    damped_value, damped, _ = arc_target(theta, 0.5, slope_clip=1e-6)
     np.testing.assert_array_equal(value, damped_value)
     np.testing.assert_array_equal(damped[1:2], slope[1:2])
-    sine, cosine = np.sin(1e-4), np.cos(1e-4)
-    expected = -(np.cos(0.5) + cosine * np.sin(0.5) / 1e-3) * sine
-    assert damped[0] == pytest.approx(expected, rel=1e-12)
+    clipped = 1 - 1e-6
+    slope_in_cosine = np.cos(0.5) + clipped / np.sqrt(1 - clipped**2) * np.sin(0.5)
+    assert damped[0] == pytest.approx(-slope_in_cosine * np.sin(1e-4), rel=1e-9)
+    assert slope[0] == pytest.approx(-np.sin(1e-4 + 0.5), rel=1e-12)
+    zero = arc_target(np.array([0.0, np.pi]), 0.5, slope_clip=1e-6)[1]
+    np.testing.assert_allclose(zero, 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("m", [0.3, 0.5, 0.8])
@@ -276,7 +280,7 @@ KINKS = [
     ("ArcMarginProduct", {"m": 0.5, "easy_margin": True}, 0, np.pi / 2),
     ("CombinedMarginProduct", {"m1": 1.0, "m2": 0.3, "m3": 0.2, "beyond_pi": "arcface"}, 0, np.pi - 0.3),
     ("MVArcSoftmax", {}, 1, np.arccos(TARGET_COS) + 0.5),
-    ("MVArcSoftmax", {"fixed": True}, 1, np.arccos(TARGET_COS) + 0.5),
+    ("MVArcSoftmax", {"variant": "fixed"}, 1, np.arccos(TARGET_COS) + 0.5),
     ("MVAddMargin", {}, 1, np.arccos(TARGET_COS - 0.35)),
     ("CurricularFace", {"state": {"t": 0.2}, "update_state": False}, 1, np.arccos(TARGET_COS) + 0.5),
     (
@@ -333,7 +337,7 @@ def test_reference_gradient_at_a_kink_is_that_of_the_side_it_stands_on(name, opt
 def test_smooth_form_is_the_spheres_psi_with_a_margin():
     theta = np.linspace(0, np.pi, 10_001)
     arc, slope, _ = arc_target(theta, 0.5, beyond_pi="smooth")
-    combined, combined_slope = combined_target(theta, 1.0, 0.5, 0.0)
+    combined, combined_slope = combined_target(theta, 1.0, 0.5, 0.0, beyond_pi="smooth")
     np.testing.assert_allclose(arc, combined, atol=1e-12)
     np.testing.assert_allclose(slope, combined_slope, atol=1e-12)
 
@@ -410,7 +414,7 @@ def test_class_margins_refuse_bad_arguments(arguments, error, match):
 def test_dynamic_margin_with_one_sub_center_is_arcface_with_a_margin_a_class():
     X, W, labels = batch_for("DynamicArcMarginProduct", {"sub_centers": 1})
     dynamic = REFERENCES["DynamicArcMarginProduct"](X, W, labels, class_counts=COUNTS, sub_centers=1)
-    plain = REFERENCES["ArcMarginProduct"](X, W, labels, m=class_margins(COUNTS))
+    plain = REFERENCES["ArcMarginProduct"](X, W, labels, m=class_margins(COUNTS), s=64.0)
     np.testing.assert_array_equal(dynamic.logits, plain.logits)
     np.testing.assert_array_equal(dynamic.dW, plain.dW)
 
@@ -423,7 +427,7 @@ def test_mv_forms_of_the_paper_and_of_the_code_are_one_function():
     code = np.where(cosine > T[:, None], (0.2 + 1.0) * cosine + 0.2, cosine)
     np.testing.assert_allclose(got, np.where(batch.target, T[:, None], code), atol=1e-14)
     assert (code != cosine).any()
-    fixed = REFERENCES["MVArcSoftmax"](X, W, labels, s=1.0, m=0.5, t=1.2, fixed=True).logits
+    fixed = REFERENCES["MVArcSoftmax"](X, W, labels, s=1.0, m=0.5, t=1.2, variant="fixed").logits
     shifted = np.where(cosine > T[:, None], cosine + 0.2, cosine)
     np.testing.assert_allclose(fixed, np.where(batch.target, T[:, None], shifted), atol=1e-14)
 

@@ -58,7 +58,7 @@ def ada_face(
     momentum: float = 0.99,
     sub_centers: int = 1,
     ignore_label: int | None = None,
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
     norms: ArrayLike | None = None,
     state: State | None = None,
     update_state: bool = True,
@@ -86,7 +86,7 @@ def ada_face(
     margin, theta = batch.of_target(m), batch.target_theta
     phi = theta - margin * z
     clipped = np.clip(phi, eps, np.pi - eps)
-    slope = np.where(phi == clipped, -np.sin(phi) * slope_ramp(theta, min_sin), 0.0)
+    slope = np.where(phi == clipped, -np.sin(phi) * slope_ramp(theta, slope_clip), 0.0)
     return with_target(batch, np.cos(clipped) - margin * (1 + z), slope, s, state=state, **loss)
 
 
@@ -104,7 +104,7 @@ def mag_face(
     gradient: str = "exact",
     sub_centers: int = 1,
     ignore_label: int | None = None,
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
     sample_weight: ArrayLike | None = None,
     **loss: Any,
 ) -> Result:
@@ -127,7 +127,7 @@ def mag_face(
         easy_margin=easy_margin,
         beyond_pi=beyond_pi,
         gradient=gradient,
-        min_sin=min_sin,
+        slope_clip=slope_clip,
     )
     through_margin = np.where(moving & (gradient == "exact"), s * d_m * per_length, 0.0)
     plain = with_target(batch, T, dT, s, d_norm=through_margin, sample_weight=sample_weight, **loss)
@@ -157,7 +157,7 @@ def elastic_arc_face(
     gradient: str = "exact",
     sub_centers: int = 1,
     ignore_label: int | None = None,
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
     **loss: Any,
 ) -> Result:
     """ElasticFace-Arc given the margins (B,) that were drawn; `plus` hands them out by rank of the angle.
@@ -167,7 +167,9 @@ def elastic_arc_face(
     batch = make_batch(X, W, labels, sub_centers=sub_centers, ignore_label=ignore_label)
     drawn = np.asarray(margins, np.float64)
     m = rank_margins(batch.target_theta, drawn) if plus else drawn
-    T, dT, _ = arc_target(batch.target_theta, m, beyond_pi=beyond_pi, gradient=gradient, min_sin=min_sin)
+    T, dT, _ = arc_target(
+        batch.target_theta, m, beyond_pi=beyond_pi, gradient=gradient, slope_clip=slope_clip
+    )
     return with_target(batch, T, dT, s, **loss)
 
 

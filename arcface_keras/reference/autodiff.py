@@ -138,9 +138,9 @@ def _jax(layer: Any, weight: Any, X: Any, labels: Any, objective: Objective) -> 
 
     def call(x: Any, w: Any) -> Any:
         # Not stateless_call: that runs `layer.call` without the dtype casts of `layer(...)`.
-        with keras.StatelessScope(state_mapping=[*fixed, (weight, w)], collect_losses=True):
+        with keras.StatelessScope(state_mapping=[*fixed, (weight, w)], collect_losses=True) as scope:
             logits = layer([x, y], **training_argument(layer))
-            return logits, list(layer.losses)
+            return logits, list(scope.losses)
 
     (logits, losses), pull = jax.vjp(call, _tensor(X), weight.value)
     values, loss, slope = _upstream(objective, logits, losses)

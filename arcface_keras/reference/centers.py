@@ -69,9 +69,10 @@ def dynamic_arc_margin_product(
     class_counts: ArrayLike,
     margin_bounds: tuple[float, float] = (0.05, 0.5),
     power: float = 0.25,
+    s: float = 64.0,
     sub_centers: int = 3,
     **options: Any,
 ) -> Result:
     """ArcFace with margins from class sizes, and sub-centres; options of `arc_margin_product` without m."""
     m = class_margins(class_counts, margin_bounds, power)
-    return arc_margin_product(X, W, labels, m=m, sub_centers=sub_centers, **options)
+    return arc_margin_product(X, W, labels, s=s, m=m, sub_centers=sub_centers, **options)

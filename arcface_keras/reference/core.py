@@ -34,7 +34,7 @@ class Result:
     """What a reference returns.
 
     Attributes:
-        logits: (B, C) float64.
+        logits: (B, C) float64; 0 in rows with the ignored label.
         loss: the mean loss over the rows that are not ignored.
         dX: (B, D) gradient of `loss` with respect to the embeddings.
         dW: (D, C * K) gradient of `loss` with respect to the class matrix.
@@ -230,6 +230,7 @@ def finish(
     `d_norm` (B,) is `dlogit_target / d|X|` of heads whose margin reads the embedding's length.
     `loss_options` are those of `cross_entropy`.
     """
+    logits = np.where(batch.valid[:, None], logits, 0.0)
     loss, d_logits = cross_entropy(logits, batch.labels, **loss_options)
     through_norm = None if d_norm is None else (d_logits * batch.target).sum(axis=1) * d_norm
     dX, dW = gradients(batch, d_logits * slopes, through_norm)

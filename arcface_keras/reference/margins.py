@@ -16,9 +16,16 @@ def one_of(name: str, value: str, *valid: str) -> None:
         raise ValueError(f"{name} must be one of {', '.join(valid)}. Received: {name}={value!r}.")
 
 
-def slope_ramp(theta: Floats, min_sin: float) -> Floats:
-    """`min(1, sin(theta) / min_sin)`: how a layer that bounds 1 / sin(theta) damps slopes near 0 and pi."""
-    return np.minimum(1.0, np.sin(theta) / min_sin) if min_sin > 0 else np.ones_like(theta)
+def bounded_cosine(theta: Floats, slope_clip: float) -> Floats:
+    """`sin(theta) cot(theta')` with theta' kept `arccos(1 - slope_clip)` away from 0 and pi."""
+    near = float(np.arccos(1 - slope_clip))
+    inside = (theta >= near) & (theta <= np.pi - near)
+    return np.where(inside, np.cos(theta), np.sin(theta) / np.tan(np.clip(theta, near or 1.0, np.pi - near)))
+
+
+def slope_ramp(theta: Floats, slope_clip: float) -> Floats:
+    """What a bounded `1 / tan` (see `bounded_cosine`) leaves of an angle's slope: 1, but near 0 and pi."""
+    return np.cos(theta) * bounded_cosine(theta, slope_clip) + np.sin(theta) ** 2
 
 
 def arc_target(
@@ -28,7 +35,7 @@ def arc_target(
     easy_margin: bool = False,
     beyond_pi: str = "arcface",
     gradient: str = "exact",
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
 ) -> tuple[Floats, Floats, Floats]:
     """ArcFace's target cosine T(theta), `dT/dtheta` and `dT/dm`.
 
@@ -38,15 +45,15 @@ def arc_target(
     `easy_margin`: the margin only where `theta < pi / 2`, else the cosine (jump from `-sin(m)` to 0 at the
     kink, slopes `-cos(m)` and -1).
 
-    `gradient="straight_through"` gives T the cosine's own slope, `-sin(theta)`. `min_sin` > 0 describes a
-    layer that keeps `1 / sin(theta)` below `1 / min_sin` in its slope; values are not touched.
+    `gradient="straight_through"` gives T the cosine's own slope, `-sin(theta)`. `slope_clip` > 0 describes
+    a layer that bounds its slope: it takes `d sin / d cos = -1 / tan(theta)` at a cosine clipped to
+    `[slope_clip - 1, 1 - slope_clip]`. Values are not touched.
     """
     one_of("beyond_pi", beyond_pi, "arcface", "smooth")
     one_of("gradient", gradient, "exact", "straight_through")
     m = np.broadcast_to(np.asarray(m, np.float64), theta.shape)
     cosine, shifted = np.cos(theta), np.cos(theta + m)
-    ramp = slope_ramp(theta, min_sin)
-    d_shifted = -(np.sin(theta) * np.cos(m) + ramp * np.cos(theta) * np.sin(m))
+    d_shifted = -(np.sin(theta) * np.cos(m) + bounded_cosine(theta, slope_clip) * np.sin(m))
     if easy_margin:
         inside, outside = theta < np.pi / 2, (cosine, -np.sin(theta), np.zeros_like(m))
     elif beyond_pi == "smooth":
@@ -99,7 +106,7 @@ def arc_margin_product(
     gradient: str = "exact",
     sub_centers: int = 1,
     ignore_label: int | None = None,
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
     **loss: Any,
 ) -> Result:
     """ArcFace: target logit `s cos(theta + m)`; m a number or one margin a class (C,), radians.
@@ -112,7 +119,12 @@ def arc_margin_product(
     batch = make_batch(X, W, labels, sub_centers=sub_centers, ignore_label=ignore_label)
     margins = np.broadcast_to(np.asarray(m, np.float64), batch.theta.shape)
     T, dT, _ = arc_target(
-        batch.theta, margins, easy_margin=easy_margin, beyond_pi=beyond_pi, gradient=gradient, min_sin=min_sin
+        batch.theta,
+        margins,
+        easy_margin=easy_margin,
+        beyond_pi=beyond_pi,
+        gradient=gradient,
+        slope_clip=slope_clip,
     )
     share = (1 - ls_eps) * batch.target + ls_eps / batch.theta.shape[1]
     share = np.where(batch.valid[:, None], share, 0.0)
@@ -144,16 +156,18 @@ def combined_target(
     m2: ArrayLike,
     m3: ArrayLike,
     *,
-    beyond_pi: str = "smooth",
+    beyond_pi: str | None = None,
     gradient: str = "exact",
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
 ) -> tuple[Floats, Floats]:
     """`T = psi(m1 theta + m2) - m3` and `dT/dtheta`.
 
     With `phi = m1 theta + m2`, `psi = cos(phi)` up to `phi = pi`. Beyond: `"smooth"` continues as SphereFace
     does, `(-1)^k cos(phi) - 2k` with `k = floor(phi / pi)` (value and slope continuous, 0 at the seams);
     `"arcface"`, for `m1 = 1` only, `cos(theta) - m2 sin(m2)` (jump as in `arc_target`).
+    None is `"arcface"` for `m1 = 1`, else `"smooth"`.
     """
+    beyond_pi = beyond_pi or ("arcface" if m1 == 1 else "smooth")
     one_of("beyond_pi", beyond_pi, "arcface", "smooth")
     one_of("gradient", gradient, "exact", "straight_through")
     if beyond_pi == "arcface" and m1 != 1:
@@ -162,7 +176,7 @@ def combined_target(
     phi = m1 * theta + m2
     k = np.floor(phi / np.pi)
     sign = np.where(k % 2 == 0, 1.0, -1.0)
-    value, slope = sign * np.cos(phi) - 2 * k, -m1 * sign * np.sin(phi) * slope_ramp(theta, min_sin)
+    value, slope = sign * np.cos(phi) - 2 * k, -m1 * sign * np.sin(phi) * slope_ramp(theta, slope_clip)
     if beyond_pi == "arcface":
         value = np.where(k > 0, np.cos(theta) - m2 * np.sin(m2), value)
         slope = np.where(k > 0, -np.sin(theta), slope)
@@ -178,11 +192,11 @@ def combined_margin_product(
     m1: float = 1.0,
     m2: ArrayLike = 0.3,
     m3: ArrayLike = 0.2,
-    beyond_pi: str = "smooth",
+    beyond_pi: str | None = None,
     gradient: str = "exact",
     sub_centers: int = 1,
     ignore_label: int | None = None,
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
     **loss: Any,
 ) -> Result:
     """`s (cos(m1 theta + m2) - m3)`: SphereFace by m1, ArcFace by m2, CosFace by m3, all three at once.
@@ -197,6 +211,6 @@ def combined_margin_product(
         batch.of_target(m3),
         beyond_pi=beyond_pi,
         gradient=gradient,
-        min_sin=min_sin,
+        slope_clip=slope_clip,
     )
     return with_target(batch, value, slope, s, **loss)

@@ -23,7 +23,7 @@ NOT_OPTIONS = {
     "targets",
     "state",
     "update_state",
-    "min_sin",
+    "slope_clip",
 }
 NEUTRAL = {
     "__module__",

@@ -12,18 +12,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from arcface_keras.reference.core import Batch, Floats, Result, State, finish, make_batch
-from arcface_keras.reference.margins import arc_target
+from arcface_keras.reference.margins import arc_target, one_of
 
 
-def mv_negatives(batch: Batch, bar: Floats, t: float, fixed: bool) -> tuple[Floats, Floats]:
+def mv_negatives(batch: Batch, bar: Floats, t: float, variant: str) -> tuple[Floats, Floats]:
     """(B, C) MV-Softmax's negatives and their slopes in theta.
 
-    Hard where `cos(theta_j) > bar`: `N = t cos + t - 1`, or `cos + t - 1` if `fixed`; else `cos`. Kink at
-    `cos(theta_j) = bar`, which counts as easy: N jumps up by `(t - 1)(cos + 1)` (`t - 1` if fixed).
+    Hard where `cos(theta_j) > bar`: `N = t cos + t - 1` ("adaptive") or `cos + t - 1` ("fixed"); else `cos`.
+    Kink at `cos(theta_j) = bar`, which counts as easy: N jumps up by `(t - 1)(cos + 1)`, or by `t - 1`.
     """
+    one_of("variant", variant, "adaptive", "fixed")
     cosine, d_cosine = np.cos(batch.theta), -np.sin(batch.theta)
     hard = (cosine > bar[:, None]) & batch.valid[:, None]
-    gain = 1.0 if fixed else t
+    gain = 1.0 if variant == "fixed" else t
     return np.where(hard, gain * cosine + t - 1, cosine), np.where(hard, gain, 1.0) * d_cosine
 
 
@@ -35,13 +36,13 @@ def mv_arc_softmax(
     s: float = 30.0,
     m: ArrayLike = 0.5,
     t: float = 1.2,
-    fixed: bool = False,
+    variant: str = "adaptive",
     easy_margin: bool = False,
     beyond_pi: str = "arcface",
     gradient: str = "exact",
     sub_centers: int = 1,
     ignore_label: int | None = None,
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
     **loss: Any,
 ) -> Result:
     """MV-Arc-Softmax: ArcFace's target, hard negatives (above the target after the margin) raised.
@@ -56,9 +57,9 @@ def mv_arc_softmax(
         easy_margin=easy_margin,
         beyond_pi=beyond_pi,
         gradient=gradient,
-        min_sin=min_sin,
+        slope_clip=slope_clip,
     )
-    N, dN = mv_negatives(batch, T, t, fixed)
+    N, dN = mv_negatives(batch, T, t, variant)
     return finish(batch, s * batch.put_target(N, T), s * batch.put_target(dN, dT), s=s, **loss)
 
 
@@ -70,7 +71,7 @@ def mv_add_margin(
     s: float = 30.0,
     m: ArrayLike = 0.35,
     t: float = 1.2,
-    fixed: bool = False,
+    variant: str = "adaptive",
     sub_centers: int = 1,
     ignore_label: int | None = None,
     **loss: Any,
@@ -78,7 +79,7 @@ def mv_add_margin(
     """MV-AM-Softmax: CosFace's target `cos(theta) - m`, negatives as in `mv_arc_softmax`."""
     batch = make_batch(X, W, labels, sub_centers=sub_centers, ignore_label=ignore_label)
     T, dT = np.cos(batch.target_theta) - batch.of_target(m), -np.sin(batch.target_theta)
-    N, dN = mv_negatives(batch, T, t, fixed)
+    N, dN = mv_negatives(batch, T, t, variant)
     return finish(batch, s * batch.put_target(N, T), s * batch.put_target(dN, dT), s=s, **loss)
 
 
@@ -96,7 +97,7 @@ def curricular_face(
     gradient: str = "exact",
     sub_centers: int = 1,
     ignore_label: int | None = None,
-    min_sin: float = 0.0,
+    slope_clip: float = 0.0,
     state: State | None = None,
     update_state: bool = True,
     **loss: Any,
@@ -118,7 +119,7 @@ def curricular_face(
     if update_state and batch.valid.any():
         t = momentum * t + (1 - momentum) * float(np.cos(theta[batch.valid]).mean())
     T, dT, _ = arc_target(
-        theta, margins, easy_margin=easy_margin, beyond_pi=beyond_pi, gradient=gradient, min_sin=min_sin
+        theta, margins, easy_margin=easy_margin, beyond_pi=beyond_pi, gradient=gradient, slope_clip=slope_clip
     )
     cosine, d_cosine = np.cos(batch.theta), -np.sin(batch.theta)
     hard = (cosine > np.cos(theta + margins)[:, None]) & batch.valid[:, None]

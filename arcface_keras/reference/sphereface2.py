@@ -50,7 +50,7 @@ def sphere_face2(
     In the cosine `g = 2 ((cos + 1) / 2)^t - 1`. `loss="binary"`: the mean over rows of
     `loss_weight / s (alpha softplus(-z_y) + (1 - alpha) sum_j softplus(z_j))`; `loss="cross_entropy"`: the
     softmax loss of the same logits, with its options. `b` (the paper's bias; `initial_bias` if None) has its
-    gradient in `scalars`. Rows without a label are plain negatives in every class. Smooth everywhere.
+    gradient in `scalars`. Smooth everywhere.
     Reference: Wen et al., SphereFace2, 2022, eq. 6 and section 3.2; s is the paper's r.
     """
     one_of("loss", loss, "binary", "cross_entropy")
@@ -64,7 +64,7 @@ def sphere_face2(
     half = batch.theta / 2
     margin = np.where(batch.target, -1.0, 1.0) * np.broadcast_to(np.asarray(m, np.float64), (classes,))
     raw = 2 * np.cos(half) ** (2 * t) - 1 + margin
-    logits = s * raw + bias
+    logits = np.where(batch.valid[:, None], s * raw + bias, 0.0)
     slopes = -2 * t * s * np.cos(half) ** (2 * t - 1) * np.sin(half)
     if loss == "cross_entropy":
         result = finish(batch, logits, slopes, s=s, sample_weight=sample_weight, **softmax)
