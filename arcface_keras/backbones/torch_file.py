@@ -139,9 +139,10 @@ def _cut(name: str, tensor: _Tensor, data: bytes) -> np.ndarray:
     """The tensor as a read-only view of its storage, after its reach was checked."""
     storage, offset, size, stride = tensor
     elements = math.prod(size)
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if elements else offset
+    steps = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    end = offset + steps + 1 if elements else offset
     # More elements than the storage has can only be repeats (stride 0): a small file must stay small.
-    if elements > storage.numel or last > max(storage.numel - 1, 0) or len(data) != storage.nbytes:
+    if elements > storage.numel or end > storage.numel or len(data) != storage.nbytes:
         raise pickle.UnpicklingError(
             f"tensor {name[:80]!r} reaches outside its storage of {storage.numel} elements"
         )

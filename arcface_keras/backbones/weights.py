@@ -1,6 +1,7 @@
 """Where weights come from: the word "imagenet", the word "none", or a file of Keras's own formats."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,19 +40,37 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _classes_in(path: Path) -> int | None:
-    """Number of classes of the classifier in an HDF5 file, None if it holds features only."""
-    kernels: list[int] = []
+def _array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights in an HDF5 file by their place in it; optimizer and random state left out."""
+    shapes: dict[str, tuple[int, ...]] = {}
 
     def note(name: str, item: h5py.Group | h5py.Dataset) -> None:
-        # Keras calls it `predictions/kernel:0` in a legacy file and `layers/dense/vars/0` in a weights file.
-        parts = name.split("/")
-        if isinstance(item, h5py.Dataset) and item.ndim == 2 and ("predictions" in parts or "dense" in parts):
-            kernels.append(int(item.shape[1]))
+        if isinstance(item, h5py.Dataset) and not {"seed_generator", "optimizer"} & set(name.split("/")):
+            shapes[name] = tuple(item.shape)
 
     with h5py.File(path) as file:
         file.get("model_weights", file).visititems(note)
-    return kernels[0] if kernels else None
+    return shapes
+
+
+def _classes_in(shapes: dict[str, tuple[int, ...]]) -> int | None:
+    """Number of classes of the classifier among the arrays, None if there are features only."""
+    for name, shape in shapes.items():
+        # Keras calls it `predictions/kernel:0` in a legacy file and `layers/dense/vars/0` in a weights file.
+        if len(shape) == 2 and {"predictions", "dense"} & set(name.split("/")):
+            return shape[1]
+    return None
+
+
+def _check_shapes(shapes: dict[str, tuple[int, ...]], model: keras.Model) -> None:
+    """Raises a ValueError unless the file has the arrays of the model: Keras may load only a part."""
+    have, want = Counter(shapes.values()), Counter(tuple(weight.shape) for weight in model.weights)
+    if have != want:
+        surplus, absent = sorted(have - want)[:3], sorted(want - have)[:3]
+        raise ValueError(
+            f"the file holds {have.total()} arrays and the model {want.total()}; "
+            f"shapes too many in the file: {surplus}, too few: {absent}"
+        )
 
 
 def read_keras_file(path: Path, backbone: str, build: Callable[..., keras.Model]) -> keras.Model:
@@ -73,8 +92,10 @@ def read_keras_file(path: Path, backbone: str, build: Callable[..., keras.Model]
             model = keras.saving.load_model(path, compile=False)
             nested = [layer for layer in model.layers if layer.name == "backbone"]
             return nested[0] if nested else model
-        classes = _classes_in(path)
+        shapes = _array_shapes(path)
+        classes = _classes_in(shapes)
         model = build(224, include_top=classes is not None, classes=classes or 1000)
+        _check_shapes(shapes, model)
         model.load_weights(path)
     except Exception as error:
         raise ValueError(

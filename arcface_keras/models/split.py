@@ -86,9 +86,9 @@ def training_parts(model: keras.Model) -> tuple[keras.Model | None, keras.Model]
         ValueError: if it is neither.
     """
     names = [layer.name for layer in model.layers]
-    if model.name == "rest" and {"backbone", "neck"} <= set(names):
+    if {"backbone", "neck"} <= set(names):
         return model.get_layer("backbone"), model.get_layer("neck")
-    if model.name == "neck" and "backbone" not in names:
+    if not {"backbone", "l2_normalize"} & set(names):
         return None, model
     _check_embedder(model)
     neck = keras.Model(
