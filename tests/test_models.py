@@ -548,6 +548,7 @@ def test_images_in_unit_range_are_warned_about() -> None:
         warn_if_unit_range(IMAGES.astype(np.float32) / 255)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for images in (IMAGES, IMAGES.astype(np.float32), np.zeros((1, 2, 2, 3)), np.ones((1, 2, 2, 3), np.uint8),
+        for images in (IMAGES, IMAGES.astype(np.float32), np.zeros((1, 2, 2, 3)), np.ones((1, 2, 2, 3),
+        np.uint8),
                        np.empty((0, 2, 2, 3))):  # fmt: skip
             warn_if_unit_range(images)
