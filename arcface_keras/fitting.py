@@ -16,16 +16,18 @@ __all__ = ["HistoryRow", "fit_top", "fit_whole"]
 HistoryRow = dict[str, Any]
 
 
-class _ProgressBar(keras.callbacks.Callback):
-    """One tqdm bar over all epochs, with the loss beside it."""
+class _Watch(keras.callbacks.Callback):
+    """One tqdm bar over all epochs, with the loss beside it; training ends when the loss is not finite."""
 
     def __init__(self, epochs: int, desc: str, enabled: bool) -> None:
         super().__init__()
         self.bar = progress_bar(epochs, desc, "epochs", enabled)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.bar.set_postfix(loss=f"{(logs or {}).get('loss', float('nan')):.3f}", refresh=False)
+        loss = (logs or {}).get("loss", float("nan"))
+        self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         self.bar.update()
+        self.model.stop_training = self.model.stop_training or not np.isfinite(loss)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.bar.close()
@@ -160,7 +162,7 @@ def _fit(
         steps_per_epoch=steps,
         shuffle=False,
         verbose=0,
-        callbacks=[_ProgressBar(epochs, f"training {stage}", progress), keras.callbacks.TerminateOnNaN()],
+        callbacks=[_Watch(epochs, f"training {stage}", progress)],
     )
     losses = result.history["loss"]
     if not np.isfinite(losses[-1]):
