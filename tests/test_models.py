@@ -10,9 +10,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from keras import ops
+from keras import layers, ops
 
 from arcface_keras import models
+from arcface_keras.backbones import BACKBONES
+from arcface_keras.backbones.base import Backbone
 from arcface_keras.models import (
     artefact,
     block_names,
@@ -27,6 +29,12 @@ from arcface_keras.models import (
 )
 
 SIZE = 32
+
+FAMILIES = [
+    "efficientnet_lite0",
+    pytest.param("efficientnet_b0", marks=pytest.mark.slow),
+    pytest.param("efficientnet_v2_b0", marks=pytest.mark.slow),
+]
 
 
 @keras.saving.register_keras_serializable(package="test_models")
@@ -74,6 +82,30 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (12, SIZE, SIZE, 3)).astype(n
 LABELS = np.arange(12) % 3
 
 
+def _tiny(image_size: int, include_top: bool = False, classes: int = 1000) -> keras.Model:
+    """A backbone of three blocks with all that matters here: batch statistics, dropping, a residual."""
+    image = keras.Input((image_size, image_size, 3))
+    x = layers.Rescaling(1 / 128, offset=-1)(image)
+    for index in range(3):
+        stride = 2 if index == 0 else 1
+        y = layers.Conv2D(8, 3, stride, "same", use_bias=False, name=f"block_{index:02d}_conv")(x)
+        y = layers.BatchNormalization(name=f"block_{index:02d}_bn")(y)
+        if index:
+            y = layers.Dropout(0.3, noise_shape=(None, 1, 1, 1), name=f"block_{index:02d}_drop")(y)
+            y = layers.Add(name=f"block_{index:02d}_add")([x, y])
+        x = y
+    return keras.Model(image, layers.ReLU(name="top_relu")(x), name="tiny")
+
+
+def _no_weights(model: keras.Model, source: object) -> None:
+    raise ValueError(f"tiny has no weights. Received: {source}.")
+
+
+@pytest.fixture(autouse=True)
+def _tiny_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKBONES, "tiny", Backbone("tiny", SIZE, 8, _tiny, _no_weights))
+
+
 @pytest.fixture(scope="module")
 def embedder() -> keras.Model:
     keras.utils.set_random_seed(1)
@@ -83,7 +115,7 @@ def embedder() -> keras.Model:
 @pytest.fixture
 def fresh() -> keras.Model:
     keras.utils.set_random_seed(2)
-    return build_embedder(image_size=SIZE, embedding_size=8)
+    return build_embedder("tiny", SIZE, embedding_size=8, weights="none")
 
 
 @pytest.fixture
@@ -125,8 +157,8 @@ def test_l2_layer_is_the_raw_vector_at_unit_length(embedder: keras.Model) -> Non
 
 
 def _tail() -> keras.Model:
-    """The embedder from the raw vector on, with a Dense that passes the pooled features through."""
-    embedder = build_embedder(image_size=SIZE, embedding_size=8, weights="none")
+    """The embedder from the raw vector on."""
+    embedder = build_embedder("tiny", SIZE, weights="none")
     return keras.Model(embedder.get_layer("embedding").output, embedder.output)
 
 
@@ -136,7 +168,7 @@ def test_zero_row_stays_zero_and_passes_no_gradient(jit: bool) -> None:
 
     tail = _tail()
     rows = np.zeros((5, 8), np.float32)
-    rows[1], rows[2, 0], rows[3], rows[4] = 1e-30, 1e-38, 1e30, np.arange(8)
+    rows[1], rows[2, 0], rows[3], rows[4] = 1e-30, 2e-38, 1e30, np.arange(8)
 
     @tf.function(jit_compile=jit)
     def out_and_gradient(x):
@@ -233,7 +265,7 @@ def test_halves_around_the_pooling_are_the_embedder(embedder: keras.Model) -> No
     np.testing.assert_allclose(unit_rows(values(neck(pooled))), values(embedder(IMAGES)), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("backbone", ["efficientnet_lite0", "efficientnet_b0", "efficientnet_v2_b0"])
+@pytest.mark.parametrize("backbone", FAMILIES)
 def test_halves_of_the_backbone_are_the_embedder(backbone: str) -> None:
     embedder = build_embedder(backbone, 64, embedding_size=8, weights="none", dropout=0.1)
     images = np.random.default_rng(1).integers(0, 256, (3, 64, 64, 3)).astype(np.uint8)
@@ -247,22 +279,24 @@ def test_halves_of_the_backbone_are_the_embedder(backbone: str) -> None:
 
 
 def test_split_refuses_what_it_cannot_cut(embedder: keras.Model) -> None:
-    with pytest.raises(ValueError, match="at must be one of block_00, .*block_15. Received: at='block_16'"):
+    with pytest.raises(ValueError, match=r"at must be one of block_00, .*block_15. Received: at='block_16'"):
         split_backbone(embedder, "block_16")
     other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)], name="other")
-    with pytest.raises(ValueError, match="model of build_embedder.*'other' without backbone, feature_map"):
+    with pytest.raises(ValueError, match=r"model of build_embedder.*'other' without backbone, feature_map"):
         split_embedder(other)
 
 
 def test_neck_trained_on_cached_features_is_the_embedder(fresh: keras.Model, tmp_path: Path) -> None:
     features, neck = split_embedder(fresh)
     before = values(fresh(IMAGES))
-    kernel = values(fresh.get_layer("backbone").get_layer("stem_conv").kernel)
+    kernel = values(fresh.get_layer("backbone").get_layer("block_00_conv").kernel)
     cached = values(features(IMAGES))
     trainer = build_trainer(neck, PlainMarginHead(3))
     trainer.fit(cached, LABELS, epochs=3, verbose=0)
     assert np.abs(values(fresh(IMAGES)) - before).max() > 1e-3
-    np.testing.assert_array_equal(values(fresh.get_layer("backbone").get_layer("stem_conv").kernel), kernel)
+    np.testing.assert_array_equal(
+        values(fresh.get_layer("backbone").get_layer("block_00_conv").kernel), kernel
+    )
     np.testing.assert_allclose(unit_rows(values(neck(cached))), values(fresh(IMAGES)), rtol=0, atol=1e-6)
     save_embedder(fresh, tmp_path / "e.keras")
     np.testing.assert_array_equal(values(load_model(tmp_path / "e.keras")(IMAGES)), values(fresh(IMAGES)))
@@ -270,16 +304,16 @@ def test_neck_trained_on_cached_features_is_the_embedder(fresh: keras.Model, tmp
 
 def test_last_blocks_train_on_cached_activations(fresh: keras.Model) -> None:
     backbone = fresh.get_layer("backbone")
-    early, late = backbone.get_layer("block_03_project_conv"), backbone.get_layer("block_15_project_conv")
+    early, late = backbone.get_layer("block_01_conv"), backbone.get_layer("block_02_conv")
     kept, changed = values(early.kernel), values(late.kernel)
-    statistics = values(backbone.get_layer("block_15_project_bn").moving_mean)
-    first, rest = split_backbone(fresh, "block_13")
+    statistics = values(backbone.get_layer("block_02_bn").moving_mean)
+    first, rest = split_backbone(fresh, "block_01")
     cached = values(first(IMAGES))
     trainer = build_trainer(rest, PlainMarginHead(3))
     trainer.fit(cached, LABELS, epochs=1, verbose=0)
     np.testing.assert_array_equal(values(early.kernel), kept)
     assert np.abs(values(late.kernel) - changed).max() > 1e-5
-    np.testing.assert_array_equal(values(backbone.get_layer("block_15_project_bn").moving_mean), statistics)
+    np.testing.assert_array_equal(values(backbone.get_layer("block_02_bn").moving_mean), statistics)
     np.testing.assert_allclose(unit_rows(values(rest(cached))), values(fresh(IMAGES)), rtol=0, atol=1e-5)
 
 
@@ -317,22 +351,22 @@ def test_trainer_learns_from_a_dataset_with_weights(trainer: keras.Model) -> Non
     dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS[:, None], weights)).batch(12)
     features, neck = split_embedder(trainer.embedder)
     margin = values(trainer.head([neck(features(IMAGES)), LABELS], training=True))
-    loss = trainer.fit(dataset, verbose=0).history["loss"][0]
+    loss = trainer.fit(dataset, shuffle=False, verbose=0).history["loss"][0]
     np.testing.assert_allclose(loss, (weights * cross_entropy(margin, LABELS)).mean(), rtol=1e-4)
 
 
 def test_trainer_learns(trainer: keras.Model) -> None:
     coloured = np.full((12, SIZE, SIZE, 3), 20, np.uint8)
     coloured[np.arange(12), :, :, LABELS] = 230
-    trainer.compile(optimizer=keras.optimizers.Adam(3e-3))
-    history = trainer.fit(coloured, LABELS, epochs=8, batch_size=12, verbose=0).history
+    trainer.compile(optimizer=keras.optimizers.Adam(1e-2))
+    history = trainer.fit(coloured, LABELS, epochs=40, batch_size=12, verbose=0).history
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     assert trainer.evaluate(coloured, LABELS, verbose=0)[1] == 1.0
 
 
 @pytest.mark.parametrize("statistics", ["frozen", "update"])
 def test_trainer_statistics_of_the_backbone(fresh: keras.Model, statistics: str) -> None:
-    norm = fresh.get_layer("backbone").get_layer("block_08_project_bn")
+    norm = fresh.get_layer("backbone").get_layer("block_01_bn")
     mean, gamma = values(norm.moving_mean), values(norm.gamma)
     trainer = build_trainer(fresh, PlainMarginHead(3), batch_norm_statistics=statistics)
     trainer.fit(IMAGES, LABELS, verbose=0)
@@ -348,21 +382,42 @@ def test_frozen_trainer_drops_nothing_in_the_backbone(fresh: keras.Model) -> Non
     assert np.abs(values(updating(IMAGES, training=True)["logits"]) - expected).max() > 0.1
 
 
+def test_inner_model_called_with_training_false_would_not_stay_frozen() -> None:
+    """Why the trainer calls the backbone itself: Keras 3 overrides what a functional graph recorded."""
+    image = keras.Input((SIZE, SIZE, 3))
+    inner = _tiny(SIZE)
+    outer = keras.Model(image, inner(image, training=False))
+    mean = values(inner.get_layer("block_00_bn").moving_mean)
+    outer(IMAGES.astype(np.float32), training=True)
+    assert not np.array_equal(values(inner.get_layer("block_00_bn").moving_mean), mean)
+
+
+@pytest.mark.slow
+def test_frozen_statistics_hold_for_a_real_backbone() -> None:
+    embedder = build_embedder(image_size=SIZE, embedding_size=8)
+    backbone = embedder.get_layer("backbone")
+    norms = [layer for layer in backbone.layers if isinstance(layer, layers.BatchNormalization)]
+    before = [values(layer.moving_mean) for layer in norms]
+    build_trainer(embedder, PlainMarginHead(3)).fit(IMAGES, LABELS, verbose=0)
+    for layer, mean in zip(norms, before, strict=True):
+        np.testing.assert_array_equal(values(layer.moving_mean), mean, err_msg=layer.name)
+
+
 def test_frozen_layers_stay_and_thawed_layers_learn(fresh: keras.Model) -> None:
     backbone = fresh.get_layer("backbone")
     backbone.trainable = False
     trainer = build_trainer(fresh, PlainMarginHead(3))
     assert len(trainer.trainable_weights) == 3
-    kernel = backbone.get_layer("top_conv").kernel
+    kernel = backbone.get_layer("block_02_conv").kernel
     before = values(kernel)
     trainer.fit(IMAGES, LABELS, verbose=0)
     np.testing.assert_array_equal(values(kernel), before)
     backbone.trainable = True
     trainer.compile()
-    mean = values(backbone.get_layer("top_bn").moving_mean)
+    mean = values(backbone.get_layer("block_02_bn").moving_mean)
     trainer.fit(IMAGES, LABELS, verbose=0)
     assert not np.array_equal(values(kernel), before)
-    np.testing.assert_array_equal(values(backbone.get_layer("top_bn").moving_mean), mean)
+    np.testing.assert_array_equal(values(backbone.get_layer("block_02_bn").moving_mean), mean)
 
 
 def test_compiled_trainer_survives_its_file(trainer: keras.Model, tmp_path: Path) -> None:
@@ -385,12 +440,10 @@ def test_compiled_trainer_survives_its_file(trainer: keras.Model, tmp_path: Path
 
 def test_trainer_refuses_what_does_not_fit(fresh: keras.Model, trainer: keras.Model) -> None:
     with pytest.raises(
-        ValueError, match=r"images must have the shape the model was built for.*\(12, 16, 16, 3\)"
+        ValueError, match=r"images must have the shape .*\(None, 32, 32, 3\)\. .*\(12, 16, 16, 3\)"
     ):
         trainer.predict(np.zeros((12, 16, 16, 3), np.uint8), verbose=0)
-    with pytest.raises(
-        ValueError, match=r"images must have the shape the model was built for, \(None, 32, 32, 3\)"
-    ):
+    with pytest.raises(ValueError, match=r"images must have the shape the model was built for"):
         trainer.fit(np.zeros((12, 64, 64, 3), np.uint8), LABELS, verbose=0)
     with pytest.raises(
         ValueError, match=r"labels must be whole numbers of shape \(B,\) or \(B, 1\).*\(12, 3\)"
@@ -403,7 +456,7 @@ def test_trainer_refuses_what_does_not_fit(fresh: keras.Model, trainer: keras.Mo
     ):
         build_trainer(fresh, wrong)
     with pytest.raises(
-        ValueError, match="batch_norm_statistics must be one of frozen, update. Received: .*'moving'"
+        ValueError, match=r"batch_norm_statistics must be one of frozen, update. Received: .*'moving'"
     ):
         build_trainer(fresh, PlainMarginHead(3), batch_norm_statistics="moving")
 
@@ -411,7 +464,9 @@ def test_trainer_refuses_what_does_not_fit(fresh: keras.Model, trainer: keras.Mo
 def test_trainer_under_half_precision_learns_in_float32() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        trainer = build_trainer(build_embedder(image_size=SIZE, embedding_size=8), PlainMarginHead(3))
+        trainer = build_trainer(
+            build_embedder("tiny", SIZE, embedding_size=8, weights="none"), PlainMarginHead(3)
+        )
         logits = trainer.predict(IMAGES, verbose=0)
         history = trainer.fit(IMAGES, LABELS, verbose=0).history
     finally:
@@ -440,7 +495,9 @@ def test_embedder_file_keeps_model_and_metadata(embedder: keras.Model, tmp_path:
     assert [file.name for file in tmp_path.iterdir()] == ["embedder.keras"]
 
 
-@pytest.mark.parametrize("backbone", ["efficientnet_lite0", "efficientnet_b0"])
+@pytest.mark.parametrize(
+    "backbone", ["efficientnet_lite0", pytest.param("efficientnet_b0", marks=pytest.mark.slow)]
+)
 def test_embedder_loads_where_this_package_is_not(backbone: str, tmp_path: Path) -> None:
     embedder = build_embedder(
         backbone, SIZE, embedding_size=8, batch_norm=True, dropout=0.1, pooling="gem", weights="none"
@@ -461,12 +518,12 @@ def test_save_refuses_bad_names_and_metadata_before_work(embedder: keras.Model, 
     for name in ("embedder.h5", "embedder", "embedder.weights.h5", "embedder.keras.zip"):
         with pytest.raises(ValueError, match=r"must end in \.keras\. Received: path="):
             save_embedder(embedder, tmp_path / name)
-    with pytest.raises(ValueError, match="must not use the keys format, versions, probe. Received: probe"):
+    with pytest.raises(ValueError, match=r"must not use the keys format, versions, probe. Received: probe"):
         save_embedder(embedder, tmp_path / "e.keras", {"probe": 1})
-    with pytest.raises(ValueError, match="image_size=32. Received: image_size=64"):
+    with pytest.raises(ValueError, match=r"image_size=32. Received: image_size=64"):
         save_embedder(embedder, tmp_path / "e.keras", {"image_size": 64})
     for value in (np.int64(3), float("nan"), {1, 2}):
-        with pytest.raises(ValueError, match="metadata must hold JSON values only. Received: "):
+        with pytest.raises(ValueError, match=r"metadata must hold JSON values only. Received: "):
             save_embedder(embedder, tmp_path / "e.keras", {"value": value})
     assert list(tmp_path.iterdir()) == []
 
@@ -513,7 +570,7 @@ def test_load_notices_a_keras_that_computes_something_else(embedder, tmp_path: P
         path,
         tmp_path / "t.keras",
         "arcface_keras.json",
-        lambda x: {**x, "probe": x["probe"][1:] + x["probe"][:1]},
+        lambda x: {**x, "probe": x["probe"][::-1]},
     )
     with pytest.raises(ValueError, match=r"must give the embedding it gave when it was saved.*cosine"):
         load_model(turned)
@@ -548,7 +605,6 @@ def test_images_in_unit_range_are_warned_about() -> None:
         warn_if_unit_range(IMAGES.astype(np.float32) / 255)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for images in (IMAGES, IMAGES.astype(np.float32), np.zeros((1, 2, 2, 3)), np.ones((1, 2, 2, 3),
-        np.uint8),
-                       np.empty((0, 2, 2, 3))):  # fmt: skip
+        none, black = np.empty((0, 2, 2, 3)), np.zeros((1, 2, 2, 3))
+        for images in (IMAGES, IMAGES.astype(np.float32), black, black.astype(np.uint8) + 1, none):
             warn_if_unit_range(images)

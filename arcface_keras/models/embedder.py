@@ -43,7 +43,8 @@ def _unit_rows(rows: keras.KerasTensor) -> keras.KerasTensor:
     empty = ops.equal(largest, 0.0)
     scaled = ops.divide(rows, ops.where(empty, ops.ones_like(largest), largest))
     square = ops.sum(ops.square(scaled), axis=-1, keepdims=True)
-    return ops.multiply(scaled, ops.rsqrt(ops.where(empty, ops.ones_like(square), square)))
+    shrink = ops.rsqrt(ops.where(empty, ops.ones_like(square), square))
+    return ops.multiply(scaled, ops.where(empty, ops.zeros_like(square), shrink))
 
 
 def _check_options(pooling: Any, embedding_size: Any, dropout: Any, batch_norm: Any) -> None:
