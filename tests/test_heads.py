@@ -97,8 +97,8 @@ def test_head_without_labels_gives_scaled_cosines(name):
     W = values(head.W)
     cosine = (X / np.linalg.norm(X, axis=1, keepdims=True)) @ (W / np.linalg.norm(W, axis=0))
     expected = float(values(head.scale())) * cosine
-    np.testing.assert_allclose(values(head(X)), expected, atol=2e-5)
-    np.testing.assert_allclose(values(head([X, Y], training=False)), expected, atol=2e-5)
+    np.testing.assert_allclose(values(head(X)), expected, atol=1e-4)
+    np.testing.assert_allclose(values(head([X, Y], training=False)), expected, atol=1e-4)
     np.testing.assert_array_equal(values(head(X, training=True)), values(head(X)))
 
 
@@ -199,16 +199,15 @@ def test_head_in_a_compiled_graph_gives_nan_for_a_wrong_label(name, bad):
     assert np.isnan(logits[1]).all()
     good = [0, 2, 3, 4, 5]
     expected = values(head([X, Y]))
-    if name not in ("adacos",):
-        np.testing.assert_allclose(logits[good], expected[good], atol=2e-5)
+    np.testing.assert_allclose(logits[good], expected[good], atol=1e-4)
 
 
 def test_head_compiled_equals_eager(name):
     head = built(name)
     x, y = ops.convert_to_tensor(X), ops.convert_to_tensor(Y.astype("int32"))
     run = compiled(lambda x, y: head([x, y]))
-    np.testing.assert_allclose(values(run(x, y)), values(head([x, y])), atol=2e-5)
-    np.testing.assert_allclose(values(run(x[:3], y[:3])), values(head([x[:3], y[:3]])), atol=2e-5)
+    np.testing.assert_allclose(values(run(x, y)), values(head([x, y])), atol=1e-4)
+    np.testing.assert_allclose(values(run(x[:3], y[:3])), values(head([x[:3], y[:3]])), atol=1e-4)
 
 
 def test_head_gradients_equal_central_differences(name):
@@ -304,9 +303,9 @@ def test_head_ignores_the_length_of_rows_and_columns(name):
     head = built(name)
     expected = values(head([X, Y]))
     if name not in ("adaface", "magface"):
-        np.testing.assert_allclose(values(head([X * 7.0, Y])), expected, atol=2e-5)
+        np.testing.assert_allclose(values(head([X * 7.0, Y])), expected, atol=1e-4)
     head.W.assign(values(head.W) * np.linspace(0.1, 9.0, head.W.shape[1]))
-    np.testing.assert_allclose(values(head([X, Y])), expected, atol=2e-5)
+    np.testing.assert_allclose(values(head([X, Y])), expected, atol=1e-4)
 
 
 def test_head_with_sub_centers_takes_the_nearest_center(name):
@@ -314,7 +313,7 @@ def test_head_with_sub_centers_takes_the_nearest_center(name):
     unit = X / np.linalg.norm(X, axis=1, keepdims=True)
     columns = values(head.W) / np.linalg.norm(values(head.W), axis=0)
     cosine = np.stack([(unit @ columns[:, 3 * c : 3 * c + 3]).max(axis=1) for c in range(5)], axis=1)
-    np.testing.assert_allclose(values(head(X)), float(values(head.scale())) * cosine, atol=2e-5)
+    np.testing.assert_allclose(values(head(X)), float(values(head.scale())) * cosine, atol=1e-4)
 
 
 def test_head_with_a_margin_per_class_uses_the_margin_of_the_label(name):
@@ -328,7 +327,7 @@ def test_head_with_a_margin_per_class_uses_the_margin_of_the_label(name):
         if name == "sphereface2":
             alone.bias.assign(head.bias)
         expected = values(alone([X[row : row + 1], Y[row : row + 1]]))[0]
-        np.testing.assert_allclose(together[row], expected, atol=2e-5)
+        np.testing.assert_allclose(together[row], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
@@ -342,7 +341,7 @@ def test_head_ignores_rows_with_the_ignored_label(name, one_hot):
     logits = values(head([X, given], training=True))
     np.testing.assert_array_equal(logits[~keep], 0.0)
     twin = built(name, W=values(head.W), **fixed)
-    np.testing.assert_allclose(logits[keep], values(twin([X[keep], labels[keep]], training=True)), atol=2e-5)
+    np.testing.assert_allclose(logits[keep], values(twin([X[keep], labels[keep]], training=True)), atol=1e-4)
     _, dx, dW = ignored_gradients(head, X, labels)
     _, dx_twin, dW_twin = loss_and_gradients(twin, X[keep], labels[keep], training=None)
     np.testing.assert_array_equal(dx[~keep], 0.0)

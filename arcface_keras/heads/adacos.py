@@ -11,6 +11,9 @@ from arcface_keras.heads._numerics import Tensor, safe_angle
 from arcface_keras.heads._replicas import replica_sum
 from arcface_keras.heads.base import MarginHead, Rows
 
+MAX_SCALE = 100.0
+"""Upper bound of the dynamic scale; the published code is known to run to infinity."""
+
 
 @keras.saving.register_keras_serializable(package="arcface_keras")
 class AdaCos(MarginHead):
@@ -24,8 +27,9 @@ class AdaCos(MarginHead):
     replicas, weighted by their rows.
 
     Two classes, whose formula gives 0, and one, which gives -infinity, get the scale of three. The
-    dynamic scale does not fall below half the fixed one: for few classes whose negatives lie opposite,
-    log(B) goes through zero and would turn the sign of every logit.
+    dynamic scale stays between half the fixed one and `MAX_SCALE`: for few classes whose negatives lie
+    opposite, log(B) goes through zero and would turn the sign of every logit, and with negatives at
+    cosines above cos(pi / 4) it grows from step to step without end.
 
     Args:
         n_classes: Number of classes.
@@ -87,8 +91,9 @@ class AdaCos(MarginHead):
         here = ops.sum(counted)
         slope = replica_sum(here * self._cos_of_median(target, rows.counted, here))
         moved = log_b * count / ops.where(usable, slope, ops.ones_like(s))
-        floor = ops.full_like(s, self.s / 2.0)
-        self.adaptive_s.assign(ops.where(usable, ops.where(moved > floor, moved, floor), s))
+        low, high = ops.full_like(s, self.s / 2.0), ops.full_like(s, MAX_SCALE)
+        moved = ops.where(moved < low, low, ops.where(moved > high, high, moved))
+        self.adaptive_s.assign(ops.where(usable, moved, s))
 
     def _cos_of_median(self, target: Tensor, counted: Tensor, count: Tensor) -> Tensor:
         angles = safe_angle(ops.squeeze(target, axis=1))

@@ -157,15 +157,11 @@ class MarginHead(keras.layers.Layer):
                 constraint=keras.constraints.NonNeg(),
                 autocast=False,
             )
-        self._schedules = []
-        for name, schedule in (("margin", self.margin_schedule), ("scale", self.scale_schedule)):
-            if schedule is not None:
-                start = 1.0 if schedule == MANUAL else ops.convert_to_numpy(schedule(np.float32(0.0)))
-                factor = self.add_state(f"{name}_factor", (), start)
-                setattr(self, f"{name}_factor", factor)
-                if schedule != MANUAL:
-                    step = self.add_state(f"{name}_step", (), 0.0)
-                    self._schedules.append((schedule, factor, step))
+        for name, schedule in self._schedules():
+            start = 1.0 if schedule == MANUAL else ops.convert_to_numpy(schedule(np.float32(0.0)))
+            setattr(self, f"{name}_factor", self.add_state(f"{name}_factor", (), start))
+            if schedule != MANUAL:
+                setattr(self, f"{name}_step", self.add_state(f"{name}_step", (), 0.0))
         self.build_state()
 
     def build_state(self) -> None:
@@ -307,10 +303,16 @@ class MarginHead(keras.layers.Layer):
             "scale_schedule": serialize_schedule(self.scale_schedule),
         }
 
+    def _schedules(self) -> list[tuple[str, Any]]:
+        pairs = [("margin", self.margin_schedule), ("scale", self.scale_schedule)]
+        return [(name, schedule) for name, schedule in pairs if schedule is not None]
+
     def _advance_schedules(self) -> None:
-        for schedule, factor, step in self._schedules:
-            factor.assign(ops.cast(schedule(ops.convert_to_tensor(step)), factor.dtype))
-            step.assign_add(1.0)
+        for name, schedule in self._schedules():
+            if schedule != MANUAL:
+                factor, step = getattr(self, f"{name}_factor"), getattr(self, f"{name}_step")
+                factor.assign(ops.cast(schedule(ops.convert_to_tensor(step)), factor.dtype))
+                step.assign_add(1.0)
 
     def _shapes_of(self, input_shape: Any) -> list[tuple[int | None, ...]]:
         dim = int(self.W.shape[0]) if self.built else None
