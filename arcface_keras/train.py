@@ -20,6 +20,7 @@ from arcface_keras.embeddings import Embeddings
 from arcface_keras.features import affordable_views, embed_photos, frozen_features
 from arcface_keras.fitting import HistoryRow, fit_top, fit_whole
 from arcface_keras.heads import HEADS
+from arcface_keras.heads.create import create_head
 from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.models import build_embedder, save_embedder, split_embedder
 from arcface_keras.run_folder import RunFolder, record_stage, required_path
@@ -59,8 +60,7 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
         ValueError: bad options, a bad catalogue (all problems at once), or fewer than two separate groups.
     """
     started = time.perf_counter()
-    if config.head not in HEADS:
-        raise ValueError(f"head must be one of {', '.join(HEADS)}. Received: head={config.head!r}.")
+    create_head(HEADS, config.head, [1, 2])
     run = RunFolder(Path(config.out))
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(config.precision)
@@ -155,8 +155,8 @@ def _fit(
     neck: keras.Model | None = None,
 ) -> list[HistoryRow]:
     """Run the recipe on the kept rows: the neck of `model` (or the one given), then the whole of it."""
-    classes, labels = np.unique(material.labels[kept], return_inverse=True)
-    head = HEADS[config.head](n_classes=len(classes), s=config.s, m=config.m, name="head")
+    _, labels, counts = np.unique(material.labels[kept], return_inverse=True, return_counts=True)
+    head = create_head(HEADS, config.head, counts, s=config.s, m=config.m, name="head")
     history = fit_top(
         split_embedder(model)[1] if neck is None else neck,
         head,

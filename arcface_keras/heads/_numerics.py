@@ -22,7 +22,8 @@ def safe_normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     largest entry, so lengths of 1e-30 and 1e+30 neither underflow nor overflow when squared.
     """
     peak = ops.stop_gradient(ops.max(ops.abs(x), axis=1, keepdims=True))
-    positive = peak > 0
+    # Not `peak > 0`, which a NaN fails: a poisoned row must reach the loss, not pass for a zero row.
+    positive = ops.not_equal(peak, 0.0)
     peak = ops.where(positive, peak, ops.ones_like(peak))
     scaled = x / peak
     squares = ops.sum(ops.square(scaled), axis=1, keepdims=True)
@@ -34,7 +35,7 @@ def safe_normalize(x: Tensor) -> tuple[Tensor, Tensor]:
 def inverse_column_norms(W: Tensor) -> Tensor:
     """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,); 0, with zero gradient, for a zero column."""
     squares = ops.sum(ops.square(W), axis=0)
-    positive = squares > 0
+    positive = ops.not_equal(squares, 0.0)
     inverse = ops.rsqrt(ops.where(positive, squares, ops.ones_like(squares)))
     return ops.where(positive, inverse, ops.zeros_like(inverse))
 

@@ -87,7 +87,7 @@ class SphereFace2(MarginHead):
     def spread(self, cosine: Tensor) -> Tensor:
         """Return g(cos) (equation 5); rounding beyond -1 or +1 is cut off."""
         half = (cosine + 1.0) / 2.0
-        half = ops.where(half > 0, half, ops.zeros_like(half))
+        half = ops.where(half < 0, ops.zeros_like(half), half)
         return 2.0 * half**self.t - 1.0
 
     def modify_target(self, cosine: Tensor, rows: Rows) -> Tensor:

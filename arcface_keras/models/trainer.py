@@ -91,13 +91,14 @@ class ArcFaceTrainer(keras.Model):
         self.built = True
 
     def compile(self, optimizer: Any = "adam", loss: Any = None, metrics: Any = None, **kwargs: Any) -> None:
-        """Configures training; loss and metrics default to cross-entropy from logits and `accuracy`.
+        """Configures training; loss and metrics default to the head's own (cross-entropy from logits) and `accuracy`.
 
         The arguments are those of `keras.Model.compile`; a given loss or metric sees integer labels and
         logits.
         """
         if loss is None:
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            own = getattr(self.head, "loss", None)
+            loss = own() if callable(own) else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         if metrics is None:
             metrics = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics, **kwargs)
