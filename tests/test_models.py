@@ -554,7 +554,8 @@ def test_load_names_both_versions_when_another_keras_saved_the_file(embedder, tm
     path = tmp_path / "embedder.keras"
     save_embedder(embedder, path)
     other = _rewritten(path, tmp_path / "a.keras", "metadata.json", lambda x: {**x, "keras_version": "9.1.0"})
-    broken = _rewritten(other, tmp_path / "b.keras", "config.json", lambda x: {**x, "class_name": "Unheard"})
+    unheard = {"module": "keras.unheard", "class_name": "Unheard", "config": {}, "registered_name": "Unheard"}
+    broken = _rewritten(other, tmp_path / "b.keras", "config.json", lambda _: unheard)
     version = keras.__version__.replace(".", r"\.")
     with pytest.raises(
         ValueError, match=rf"b\.keras could not be loaded: it was saved by Keras 9\.1\.0.*{version}"
