@@ -102,7 +102,7 @@ def fit_whole(
 ) -> list[HistoryRow]:
     """Train the whole network on photos, with Adam, clipped gradients and a cosine decay to zero.
 
-    The backbone's batch statistics stay those it came with (`build_embedder` says so); its weights learn.
+    The backbone's batch statistics stay those it came with (`build_trainer` sees to it); its weights learn.
 
     Args:
         embedder: a model of `build_embedder`.

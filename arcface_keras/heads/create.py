@@ -10,13 +10,13 @@ from arcface_keras.heads.base import MarginHead
 
 
 def create_head(
-    heads: dict[str, type[MarginHead]], name: str, class_counts: Sequence[int] | np.ndarray, **options: Any
+    heads: dict[str, type[MarginHead]], head: str, class_counts: Sequence[int] | np.ndarray, **options: Any
 ) -> MarginHead:
     """Make a head for classes of these sizes; options that its class does not take are left out.
 
     Args:
         heads: the table, `HEADS`.
-        name: a key of it.
+        head: a key of it.
         class_counts: training rows of each class, (n_classes,) integers. `DynamicArcMarginProduct` makes its
             margins of them; other heads take their number.
         **options: such as `s` and `m`; `name` and `dtype` are taken by every head.
@@ -24,10 +24,10 @@ def create_head(
     Raises:
         ValueError: an unknown name; the valid ones are listed.
     """
-    if name not in heads:
-        raise ValueError(f"head must be one of {', '.join(heads)}. Received: head={name!r}.")
-    known = inspect.signature(heads[name]).parameters
+    if head not in heads:
+        raise ValueError(f"head must be one of {', '.join(heads)}. Received: head={head!r}.")
+    known = inspect.signature(heads[head]).parameters
     taken = {key: value for key, value in options.items() if key in known or key in ("name", "dtype")}
     if "class_counts" in known:
-        return heads[name](class_counts=np.asarray(class_counts), **taken)
-    return heads[name](n_classes=len(class_counts), **taken)
+        return heads[head](class_counts=np.asarray(class_counts), **taken)
+    return heads[head](n_classes=len(class_counts), **taken)

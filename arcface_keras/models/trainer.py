@@ -91,7 +91,7 @@ class ArcFaceTrainer(keras.Model):
         self.built = True
 
     def compile(self, optimizer: Any = "adam", loss: Any = None, metrics: Any = None, **kwargs: Any) -> None:
-        """Configures training; loss and metrics default to the head's own (cross-entropy from logits) and `accuracy`.
+        """Configures training; loss and metrics default to those of the head and `accuracy`.
 
         The arguments are those of `keras.Model.compile`; a given loss or metric sees integer labels and
         logits.
