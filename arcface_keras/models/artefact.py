@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from arcface_keras._files import atomic_path
 from arcface_keras._version import __version__
 
 METADATA_MEMBER = "arcface_keras.json"
@@ -83,14 +84,10 @@ def save_embedder(
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata must hold JSON values only. Received: {error}.") from error
     content |= {"format": _FORMAT, "versions": _framework_versions(), "probe": _probe(embedder)}
-    temporary = target.with_name(f".{target.stem}.{os.getpid()}.tmp.keras")
-    try:
+    with atomic_path(target) as temporary:
         embedder.save(temporary)
         with zipfile.ZipFile(temporary, "a", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(METADATA_MEMBER, json.dumps(content, ensure_ascii=False, allow_nan=False))
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_member(path: Path, member: str) -> dict[str, Any] | None:
