@@ -5,6 +5,7 @@ that KERAS_BACKEND names: eager, graph and XLA on TensorFlow, eager and jit on J
 """
 
 import importlib
+import inspect
 
 import keras
 import numpy as np
@@ -77,7 +78,7 @@ CASES = [
 def make(cls, options, dtype, **more):
     options = {**options, **more}
     if "class_counts" not in options:
-        options["n_classes"] = CLASSES
+        options.setdefault("n_classes", CLASSES)
     return cls(dtype=dtype, kernel_initializer=keras.initializers.RandomNormal(stddev=0.4, seed=3), **options)
 
 
@@ -172,6 +173,13 @@ def reference(head, options, x, y, state, **more):
 
 def state_of(head):
     return {v.name: to_numpy(v).astype(np.float64) for v in head.non_trainable_variables}
+
+
+def assert_same_state(head, before):
+    after = state_of(head)
+    assert after.keys() == before.keys()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value)
 
 
 def compare(got, want, tolerance):
@@ -280,3 +288,156 @@ def steepest(head, options):
     """The largest slope of a target cosine in its angle at the poles: `m1 sin(phi)` for angular margins."""
     m1, angle = options.get("m1", 1.0), np.max(options.get("m2", options.get("m", getattr(head, "m", 0.0))))
     return m1 * max(np.abs(np.sin([angle, m1 * np.pi + angle])).max(), 1e-3)
+
+
+FIRST = [pytest.param(cls, VARIANTS.get(cls.__name__, [{}])[0], id=cls.__name__) for cls in HEADS.values()]
+
+
+def turned(at, angles, seed):
+    """Rows of random length at the given angles from the vector `at`."""
+    rng = np.random.default_rng(seed)
+    at = at / np.linalg.norm(at)
+    away = rng.normal(size=(len(angles), len(at)))
+    away -= (away @ at)[:, None] * at
+    away /= np.linalg.norm(away, axis=1, keepdims=True)
+    rows = np.cos(angles)[:, None] * at + np.sin(angles)[:, None] * away
+    return (rows * rng.uniform(0.5, 2, (len(angles), 1))).astype("float32")
+
+
+@pytest.mark.parametrize(("mode", "dtype"), MODES[:2])
+@pytest.mark.parametrize(("cls", "options"), CASES)
+def test_head_equals_reference_around_pi_minus_m(cls, options, mode, dtype):
+    """Both sides of every seam of the target's rule, close to it and not so close."""
+    if "class_counts" in options:
+        options = {**options, "sub_centers": 1}
+    head = make(cls, options, dtype)
+    head.build((None, DIM))
+    width, W = centers(head), to_numpy(head.W)
+    # With one direction a class the angle to it is the angle to all its sub-centres.
+    W = np.repeat(W[:, ::width], width, axis=1) * np.random.default_rng(1).uniform(1, 2, W.shape[1])
+    offsets = np.array([-0.1, -1e-2, -1e-3, -1e-4, 1e-4, 1e-3, 1e-2, 0.1])
+    rows, labels = [], []
+    for label in range(head.n_classes):
+        m = np.broadcast_to(options.get("m2", options.get("m", getattr(head, "m", 0.0))), head.n_classes)[
+            label
+        ]
+        for seam in (np.pi - m) / options.get("m1", 1.0), np.pi / 2:
+            rows.append(turned(W[:, label * width], np.minimum(seam + offsets, np.pi - 2e-2), label))
+            labels += [label] * len(offsets)
+    head.W.assign(W)
+    before = state_of(head)
+    x, y = np.vstack(rows), np.array(labels)
+    logits, _, dX, _ = run(head, x, y, target_weights(y, head.n_classes), mode)
+    want = reference(head, options, x, y, before)
+    # sin(0.02) is the smallest sine here: the rounding of 1 - cos^2 is 3e-4 of it, by its square.
+    small = np.sin(make_batch(x, W, y, sub_centers=width).target_theta) < 0.1
+    loose = 1e-10 if dtype == "float64" else 1e-5
+    for kept, tolerance in ((~small, loose), (small, max(loose * 30, 1e-8))):
+        if kept.any():
+            values = difference(logits[kept], want.logits[kept], tolerance)
+            assert values.ok, str(values)
+            slopes = difference(dX[kept], want.dX[kept], 3 * tolerance, axis=1)
+            assert slopes.ok, str(slopes)
+
+
+@pytest.mark.parametrize(("mode", "dtype"), MODES)
+@pytest.mark.parametrize(("classes", "rows"), [(1, 4), (2, 6), (5, 1)])
+@pytest.mark.parametrize(("cls", "options"), FIRST)
+def test_head_equals_reference_for_few_classes_and_rows(cls, options, classes, rows, mode, dtype):
+    if "class_counts" in options:
+        if classes == 1:
+            pytest.skip("one class has no range of margins")
+        options = {**options, "class_counts": COUNTS[:classes]}
+    else:
+        options = {**options, "n_classes": classes}
+    head = make(cls, options, dtype)
+    head.build((None, DIM))
+    x, y = random_batch(head, seed=5, rows=rows)
+    before = state_of(head)
+    got = run(head, x, y, target_weights(y, classes), mode)
+    named = {k: v for k, v in options.items() if k != "n_classes"}
+    compare(got, reference(head, named, x, y, before), TOLERANCE[dtype])
+    assert got[0].shape == (rows, classes)
+
+
+@pytest.mark.parametrize(("mode", "dtype"), MODES)
+@pytest.mark.parametrize(("cls", "options"), FIRST)
+def test_head_with_ignored_rows_and_smoothed_targets_equals_reference(cls, options, mode, dtype):
+    head = make(cls, options, dtype, ignore_label=-1)
+    head.build((None, DIM))
+    x, y = random_batch(head, seed=6)
+    y[[0, 4, 7]] = -1
+    before = state_of(head)
+    q = target_weights(y, head.n_classes, ignored=-1, smoothing=0.1)
+    got = run(head, x, y, q, mode)
+    want = reference(head, options, x, y, before, ignore_label=-1, label_smoothing=0.1)
+    compare(got, want, TOLERANCE[dtype])
+    assert (got[2][[0, 4, 7]] == 0).all()
+    for name, value in want.state.items():
+        assert state_of(head)[name] == pytest.approx(value, rel=TOLERANCE[dtype], abs=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("cls", "options"), FIRST)
+def test_head_with_every_row_ignored_is_silent(cls, options):
+    head = make(cls, options, "float32", ignore_label=-1)
+    head.build((None, DIM))
+    x, y = random_batch(head, seed=8)
+    before = state_of(head)
+    _, loss, dX, dW = run(head, x, np.full_like(y, -1), np.zeros((len(y), head.n_classes)), MODES[-1][0])
+    assert (loss, np.abs(dX).max(), np.abs(dW).max()) == (0, 0, 0)
+    assert_same_state(head, before)
+
+
+@pytest.mark.parametrize(("cls", "options"), FIRST)
+def test_head_outside_training_equals_the_reference_without_margin(cls, options):
+    head = make(cls, options, "float32")
+    head.build((None, DIM))
+    x, y = random_batch(head, seed=9)
+    plain = REFERENCES["NormalizedSoftmax"](
+        x, to_numpy(head.W), y, s=float(head.scale()), sub_centers=centers(head)
+    ).logits
+    before = state_of(head)
+    for inputs in (x, [x, y]):
+        report = difference(to_numpy(head(inputs, training=False)), plain, 1e-5)
+        assert report.ok, str(report)
+    assert_same_state(head, before)
+
+
+@pytest.mark.parametrize(("cls", "options"), FIRST)
+def test_head_with_half_the_margin_and_another_scale_equals_reference(cls, options):
+    dtype = MODES[0][1]
+    head = make(cls, options, dtype, margin_schedule="manual", scale_schedule="manual")
+    head.build((None, DIM))
+    head.margin_factor.assign(0.5)
+    head.scale_factor.assign(0.75)
+    x, y = random_batch(head, seed=10)
+    before = state_of(head)
+    got = run(head, x, y, target_weights(y, head.n_classes), "eager")
+    halved = dict(options)
+    defaults = {n: p.default for n, p in inspect.signature(REFERENCES[cls.__name__]).parameters.items()}
+    for name in ("m", "m2", "m3"):
+        if isinstance(defaults.get(name), float):
+            halved[name] = 0.5 * np.asarray(options.get(name, defaults[name]))
+    if "class_counts" in options:
+        halved["margin_bounds"] = (0.025, 0.25)
+    if cls.__name__ == "SubCenterArcMarginProduct":
+        halved["m"] = 0.25
+    halved["s"] = 0.75 * float(head.s)
+    want = reference(head, halved, x, y, before)
+    compare(got, want, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("cls", "options"), FIRST)
+def test_learnable_scale_has_the_gradient_of_the_reference(cls, options):
+    if BACKEND != "tensorflow":
+        pytest.skip("the way to the gradient of a scalar is shown on one backend")
+    tf = importlib.import_module("tensorflow")
+    head = make(cls, options, "float64", learnable_scale=True)
+    head.build((None, DIM))
+    x, y = random_batch(head, seed=11)
+    before = state_of(head)
+    q = target_weights(y, head.n_classes)
+    with tf.GradientTape() as tape:
+        loss = loss_of(head([tf.constant(x, "float64"), y], training=True), q)
+    want = reference(head, options, x, y, before).scalars["s"]
+    assert float(tape.gradient(loss, head.s_weight.value)) == pytest.approx(want, rel=1e-9)
