@@ -1,5 +1,8 @@
 """One table of constructor arguments for the contract suites: a new head is one line here."""
 
+import keras
+import pytest
+
 HEAD_ARGUMENTS = {
     "arc": {},
     "add": {},
@@ -10,6 +13,13 @@ HEAD_ARGUMENTS = {
     "mv_arc": {},
     "mv_add": {},
     "curricular": {},
+    "adacos": {},
+    "adaface": {"initial_mean": 2.0, "initial_std": 1.0},
+    "magface": {"l_a": 1.0, "u_a": 3.0, "easy_margin": False},
+    "elastic_arc": {"seed": 0},
+    "elastic_cos": {"seed": 0, "plus": True},
+    "sphereface2": {},
+    "li_arc": {},
 }
 
 
@@ -21,3 +31,12 @@ def make_head(name, n_classes=5, **options):
     if name == "dynamic":
         return HEADS[name]([2 * i + 1 for i in range(n_classes)], **arguments)
     return HEADS[name](n_classes, **arguments)
+
+
+def need_float64():
+    """Skip the test where the backend computes float64 in float32 (JAX without JAX_ENABLE_X64=1)."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        if not jax.config.jax_enable_x64:
+            pytest.skip("needs JAX_ENABLE_X64=1")

@@ -6,7 +6,7 @@ import math
 import keras
 import numpy as np
 import pytest
-from head_table import HEAD_ARGUMENTS, make_head
+from head_table import HEAD_ARGUMENTS, make_head, need_float64
 from keras import ops
 
 from arcface_keras.heads import HEADS, MarginHead, check_labels
@@ -61,12 +61,16 @@ def loss_and_gradients(head, x, y, training=True):
         x = torch.tensor(x, requires_grad=True)
         loss = ops.sum(cross_entropy(head([x, y], training=training), y))
         dx, dW = torch.autograd.grad(loss, [x, head.W.value])
-    return float(loss), values(dx), values(dW)
+    return float(values(loss)), values(dx), values(dW)
 
 
 def cross_entropy(logits, y):
-    y = ops.convert_to_tensor(np.asarray(y), "int32")
-    return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+    """Cross-entropy per row; Keras's own rounds float64 to float32 on JAX and Torch."""
+    one_hot = ops.convert_to_tensor(
+        np.eye(logits.shape[1])[np.asarray(y)], keras.backend.standardize_dtype(logits.dtype)
+    )
+    top = ops.stop_gradient(ops.max(logits, axis=1, keepdims=True))
+    return ops.log(ops.sum(ops.exp(logits - top), axis=1)) - ops.sum(one_hot * (logits - top), axis=1)
 
 
 def central_differences(function, x, step):
@@ -93,8 +97,8 @@ def test_head_without_labels_gives_scaled_cosines(name):
     W = values(head.W)
     cosine = (X / np.linalg.norm(X, axis=1, keepdims=True)) @ (W / np.linalg.norm(W, axis=0))
     expected = float(values(head.scale())) * cosine
-    np.testing.assert_allclose(values(head(X)), expected, atol=2e-5)
-    np.testing.assert_allclose(values(head([X, Y], training=False)), expected, atol=2e-5)
+    np.testing.assert_allclose(values(head(X)), expected, atol=1e-4)
+    np.testing.assert_allclose(values(head([X, Y], training=False)), expected, atol=1e-4)
     np.testing.assert_array_equal(values(head(X, training=True)), values(head(X)))
 
 
@@ -103,7 +107,7 @@ def test_head_margin_lowers_the_target_logit_only_in_training(name):
     plain, margin = values(head(X)), values(head([X, Y]))
     assert margin.shape == (6, 5)
     rows = np.arange(len(Y))
-    if name == "softmax":
+    if name in ("softmax", "adacos"):
         np.testing.assert_array_equal(margin, plain)
     else:
         assert np.all(margin[rows, Y] < plain[rows, Y])
@@ -195,31 +199,33 @@ def test_head_in_a_compiled_graph_gives_nan_for_a_wrong_label(name, bad):
     assert np.isnan(logits[1]).all()
     good = [0, 2, 3, 4, 5]
     expected = values(head([X, Y]))
-    if name not in ("adacos",):
-        np.testing.assert_allclose(logits[good], expected[good], atol=2e-5)
+    np.testing.assert_allclose(logits[good], expected[good], atol=1e-4)
 
 
 def test_head_compiled_equals_eager(name):
     head = built(name)
     x, y = ops.convert_to_tensor(X), ops.convert_to_tensor(Y.astype("int32"))
     run = compiled(lambda x, y: head([x, y]))
-    np.testing.assert_allclose(values(run(x, y)), values(head([x, y])), atol=2e-5)
-    np.testing.assert_allclose(values(run(x[:3], y[:3])), values(head([x[:3], y[:3]])), atol=2e-5)
+    np.testing.assert_allclose(values(run(x, y)), values(head([x, y])), atol=1e-4)
+    np.testing.assert_allclose(values(run(x[:3], y[:3])), values(head([x[:3], y[:3]])), atol=1e-4)
 
 
 def test_head_gradients_equal_central_differences(name):
+    need_float64()
     head = built(name, dtype="float64")
-    if keras.backend.standardize_dtype(head.W.dtype) != "float64" or values(head.W).dtype != np.float64:
-        pytest.skip("this backend has no float64 here")
     x = RNG.normal(size=(6, 4))
     W = values(head.W)
     _, dx, dW = loss_and_gradients(head, x, Y, training=None)
 
     def loss(x, W):
         head.W.assign(W)
-        return float(ops.sum(cross_entropy(head([x, Y], training=None), Y)))
+        return float(values(ops.sum(cross_entropy(head([x, Y], training=None), Y))))
 
-    np.testing.assert_allclose(dx, central_differences(lambda v: loss(v, W), x, 1e-6), rtol=1e-6, atol=1e-7)
+    numeric = central_differences(lambda v: loss(v, W), x, 1e-6)
+    if name == "adaface":  # no gradient goes through the length that sets its margin
+        np.testing.assert_allclose(np.sum(dx * x, axis=1), 0.0, atol=1e-9)
+        numeric -= x * np.sum(numeric * x, axis=1, keepdims=True) / np.sum(x * x, axis=1, keepdims=True)
+    np.testing.assert_allclose(dx, numeric, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(dW, central_differences(lambda v: loss(x, v), W, 1e-6), rtol=1e-6, atol=1e-7)
 
 
@@ -259,6 +265,8 @@ def test_head_is_finite_at_the_edges(name, training):
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "float32", "float64"])
 def test_head_computes_in_full_precision_under_every_policy(name, policy):
+    if policy == "float64":
+        need_float64()
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -272,8 +280,7 @@ def test_head_computes_in_full_precision_under_every_policy(name, policy):
     wide = "float64" if policy == "float64" else "float32"
     assert head.compute_dtype == wide
     assert {v.dtype for v in head.weights if v.name != "seed_generator_state"} == {wide}
-    if not (BACKEND == "jax" and wide == "float64"):
-        assert keras.backend.standardize_dtype(logits.dtype) == wide
+    assert keras.backend.standardize_dtype(logits.dtype) == wide
 
 
 def test_head_keeps_large_float_labels_exact_under_mixed_precision():
@@ -296,9 +303,9 @@ def test_head_ignores_the_length_of_rows_and_columns(name):
     head = built(name)
     expected = values(head([X, Y]))
     if name not in ("adaface", "magface"):
-        np.testing.assert_allclose(values(head([X * 7.0, Y])), expected, atol=2e-5)
+        np.testing.assert_allclose(values(head([X * 7.0, Y])), expected, atol=1e-4)
     head.W.assign(values(head.W) * np.linspace(0.1, 9.0, head.W.shape[1]))
-    np.testing.assert_allclose(values(head([X, Y])), expected, atol=2e-5)
+    np.testing.assert_allclose(values(head([X, Y])), expected, atol=1e-4)
 
 
 def test_head_with_sub_centers_takes_the_nearest_center(name):
@@ -306,7 +313,7 @@ def test_head_with_sub_centers_takes_the_nearest_center(name):
     unit = X / np.linalg.norm(X, axis=1, keepdims=True)
     columns = values(head.W) / np.linalg.norm(values(head.W), axis=0)
     cosine = np.stack([(unit @ columns[:, 3 * c : 3 * c + 3]).max(axis=1) for c in range(5)], axis=1)
-    np.testing.assert_allclose(values(head(X)), float(values(head.scale())) * cosine, atol=2e-5)
+    np.testing.assert_allclose(values(head(X)), float(values(head.scale())) * cosine, atol=1e-4)
 
 
 def test_head_with_a_margin_per_class_uses_the_margin_of_the_label(name):
@@ -317,8 +324,10 @@ def test_head_with_a_margin_per_class_uses_the_margin_of_the_label(name):
     together = values(head([X, Y]))
     for row, label in enumerate(Y):
         alone = built(name, m=float(margins[label]), W=values(head.W))
+        if name == "sphereface2":
+            alone.bias.assign(head.bias)
         expected = values(alone([X[row : row + 1], Y[row : row + 1]]))[0]
-        np.testing.assert_allclose(together[row], expected, atol=2e-5)
+        np.testing.assert_allclose(together[row], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
@@ -327,15 +336,16 @@ def test_head_ignores_rows_with_the_ignored_label(name, one_hot):
     labels[[1, 4]] = -1
     keep = labels >= 0
     given = np.where(keep[:, None], np.eye(5)[labels], 0.0) if one_hot else labels
-    head = built(name, ignore_label=-1)
+    fixed = {"std": 0.0} if name.startswith("elastic") else {}
+    head = built(name, ignore_label=-1, **fixed)
     logits = values(head([X, given], training=True))
     np.testing.assert_array_equal(logits[~keep], 0.0)
-    twin = built(name, W=values(head.W))
-    np.testing.assert_allclose(logits[keep], values(twin([X[keep], labels[keep]], training=True)), atol=2e-5)
+    twin = built(name, W=values(head.W), **fixed)
+    np.testing.assert_allclose(logits[keep], values(twin([X[keep], labels[keep]], training=True)), atol=1e-4)
     _, dx, dW = ignored_gradients(head, X, labels)
     _, dx_twin, dW_twin = loss_and_gradients(twin, X[keep], labels[keep], training=None)
     np.testing.assert_array_equal(dx[~keep], 0.0)
-    np.testing.assert_allclose(dx[keep], dx_twin, atol=1e-5)
+    np.testing.assert_allclose(dx[keep], dx_twin, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(dW, dW_twin, atol=1e-4)
 
 

@@ -1,8 +1,11 @@
 """Backend-neutral arithmetic of the heads: finite values and gradients where the formulas have none."""
 
+import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras import ops
 
 Tensor = Any
@@ -32,7 +35,8 @@ def inverse_column_norms(W: Tensor) -> Tensor:
     """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,); 0, with zero gradient, for a zero column."""
     squares = ops.sum(ops.square(W), axis=0)
     positive = squares > 0
-    return ops.where(positive, ops.rsqrt(ops.where(positive, squares, ops.ones_like(squares))), 0.0)
+    inverse = ops.rsqrt(ops.where(positive, squares, ops.ones_like(squares)))
+    return ops.where(positive, inverse, ops.zeros_like(inverse))
 
 
 def safe_sine(cosine: Tensor) -> Tensor:
@@ -42,10 +46,12 @@ def safe_sine(cosine: Tensor) -> Tensor:
     at the clipped cosine, so that it never exceeds about 707; the value is not clipped.
     sqrt((1 - c)(1 + c)) keeps one to two digits more than sqrt(1 - c * c).
     """
-    limit = 1.0 - SLOPE_CLIP
-    clipped = cosine + ops.stop_gradient(ops.clip(cosine, -limit, limit) - cosine)
+    limit = ops.full_like(cosine, 1.0 - SLOPE_CLIP)
+    within = ops.where(cosine > limit, limit, ops.where(cosine < -limit, -limit, cosine))
+    clipped = cosine + ops.stop_gradient(within - cosine)
     sloped = ops.sqrt((1.0 - clipped) * (1.0 + clipped))
-    exact = ops.sqrt(ops.maximum((1.0 - cosine) * (1.0 + cosine), 0.0))
+    square = (1.0 - cosine) * (1.0 + cosine)
+    exact = ops.sqrt(ops.where(square > 0, square, ops.zeros_like(square)))
     return sloped + ops.stop_gradient(exact - sloped)
 
 
@@ -53,9 +59,20 @@ def cos_sin(angle: Any) -> tuple[Any, Any]:
     """Return (cos, sin) of a Python number or of a tensor."""
     if isinstance(angle, float):
         return math.cos(angle), math.sin(angle)
-    return ops.cos(angle), ops.sin(angle)
+    angle = ops.convert_to_tensor(angle)
+    return native("cos")(angle), native("sin")(angle)
 
 
 def safe_angle(cosine: Tensor) -> Tensor:
     """Return arccos(cosine) in [0, pi], with a bounded slope; exact also close to 0 and pi."""
-    return ops.arctan2(safe_sine(cosine), cosine)
+    return native("arctan2")(safe_sine(cosine), cosine)
+
+
+def native(name: str) -> Callable[..., Tensor]:
+    """Return `cos`, `sin`, `floor` or `arctan2` of the running backend.
+
+    On JAX and Torch `keras.ops` computes these (and maximum, minimum, matmul) of float64 tensors in float32.
+    """
+    backend = keras.backend.backend()
+    module = importlib.import_module("jax.numpy" if backend == "jax" else backend)
+    return getattr(module, "atan2" if name == "arctan2" and backend != "jax" else name)

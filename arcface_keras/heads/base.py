@@ -13,6 +13,7 @@ from arcface_keras.heads._checks import check_count, check_ignore_label, check_m
 from arcface_keras.heads._inputs import check_shapes, is_plain, shapes, split
 from arcface_keras.heads._labels import check_labels, concrete, to_sparse
 from arcface_keras.heads._numerics import Tensor, inverse_column_norms, safe_normalize
+from arcface_keras.heads.losses import SmoothedCrossentropy
 from arcface_keras.heads.schedules import MANUAL, get_schedule, serialize_schedule
 
 
@@ -88,6 +89,9 @@ class MarginHead(keras.layers.Layer):
     margin_limit = math.pi / 2
     """Largest margin for which the rule of the class stays monotone."""
 
+    has_state = False
+    """True for heads whose rule needs weights, lengths or draws of its own."""
+
     def __init__(
         self,
         n_classes: int,
@@ -153,15 +157,11 @@ class MarginHead(keras.layers.Layer):
                 constraint=keras.constraints.NonNeg(),
                 autocast=False,
             )
-        self._schedules = []
-        for name, schedule in (("margin", self.margin_schedule), ("scale", self.scale_schedule)):
-            if schedule is not None:
-                start = 1.0 if schedule == MANUAL else ops.convert_to_numpy(schedule(np.float32(0.0)))
-                factor = self.add_state(f"{name}_factor", (), start)
-                setattr(self, f"{name}_factor", factor)
-                if schedule != MANUAL:
-                    step = self.add_state(f"{name}_step", (), 0.0)
-                    self._schedules.append((schedule, factor, step))
+        for name, schedule in self._schedules():
+            start = 1.0 if schedule == MANUAL else ops.convert_to_numpy(schedule(np.float32(0.0)))
+            setattr(self, f"{name}_factor", self.add_state(f"{name}_factor", (), start))
+            if schedule != MANUAL:
+                setattr(self, f"{name}_step", self.add_state(f"{name}_step", (), 0.0))
         self.build_state()
 
     def build_state(self) -> None:
@@ -190,8 +190,7 @@ class MarginHead(keras.layers.Layer):
             check_labels(known, self.n_classes, self.ignore_label)
         ids, valid, ignored = to_sparse(labels, self.n_classes, self.ignore_label)
         cosine = self.cosines(unit)
-        is_target = ops.equal(ops.expand_dims(ids, 1), ops.arange(self.n_classes, dtype="int32"))
-        target = ops.sum(ops.where(is_target, cosine, ops.zeros_like(cosine)), axis=1, keepdims=True)
+        is_target, target = pick_target(cosine, ids)
         if training:
             self._advance_schedules()
         bad = ops.cast(float("nan"), cosine.dtype)
@@ -203,12 +202,32 @@ class MarginHead(keras.layers.Layer):
             self.update_state(cosine, target, rows)
         return self.margin_logits(cosine, target, rows)
 
+    def logits_from_cosines(self, cosine: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+        """Return margin logits of a stateless, unbuilt head from cosines (B, n_classes) and ids (B,)."""
+        is_target, target = pick_target(cosine, labels)
+        factor = ops.expand_dims(ops.cast(counted, cosine.dtype), 1)
+        margin: Any = self.m
+        if isinstance(self.m, tuple):
+            margin = ops.expand_dims(ops.take(ops.convert_to_tensor(self.m, cosine.dtype), labels), 1)
+        rows = Rows(labels, counted, factor, is_target, None, margin, False)
+        return self.margin_logits(cosine, target, rows)
+
+    @property
+    def is_stateless(self) -> bool:
+        """True if the logits follow from cosines and labels alone, so that a loss can hold the margin."""
+        scheduled = self.margin_schedule is not None or self.scale_schedule is not None
+        return not (self.has_state or scheduled or self.learnable_scale)
+
+    def loss(self) -> keras.losses.Loss:
+        """Return the loss this head is trained with; most are trained with cross-entropy."""
+        return SmoothedCrossentropy(ignore_class=self.ignore_label)
+
     def cosines(self, unit: Tensor) -> Tensor:
         """Return the cosine of unit rows (B, D) with every class, (B, n_classes).
 
         The columns of the product are scaled by 1 / ||w||, which is B x C work instead of D x C.
         """
-        cosine = ops.matmul(unit, self.W) * inverse_column_norms(ops.convert_to_tensor(self.W))
+        cosine = (unit @ ops.convert_to_tensor(self.W)) * inverse_column_norms(ops.convert_to_tensor(self.W))
         if self.sub_centers > 1:
             cosine = ops.max(ops.reshape(cosine, (-1, self.n_classes, self.sub_centers)), axis=2)
         return cosine
@@ -284,14 +303,26 @@ class MarginHead(keras.layers.Layer):
             "scale_schedule": serialize_schedule(self.scale_schedule),
         }
 
+    def _schedules(self) -> list[tuple[str, Any]]:
+        pairs = [("margin", self.margin_schedule), ("scale", self.scale_schedule)]
+        return [(name, schedule) for name, schedule in pairs if schedule is not None]
+
     def _advance_schedules(self) -> None:
-        for schedule, factor, step in self._schedules:
-            factor.assign(ops.cast(schedule(ops.convert_to_tensor(step)), factor.dtype))
-            step.assign_add(1.0)
+        for name, schedule in self._schedules():
+            if schedule != MANUAL:
+                factor, step = getattr(self, f"{name}_factor"), getattr(self, f"{name}_step")
+                factor.assign(ops.cast(schedule(ops.convert_to_tensor(step)), factor.dtype))
+                step.assign_add(1.0)
 
     def _shapes_of(self, input_shape: Any) -> list[tuple[int | None, ...]]:
         dim = int(self.W.shape[0]) if self.built else None
         return check_shapes(input_shape, self.n_classes, dim, self.name)
+
+
+def pick_target(cosine: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the target class of each row is (B, C), and its cosine (B, 1)."""
+    is_target = ops.equal(ops.expand_dims(labels, 1), ops.arange(cosine.shape[1], dtype="int32"))
+    return is_target, ops.sum(ops.where(is_target, cosine, ops.zeros_like(cosine)), axis=1, keepdims=True)
 
 
 def _full_precision(dtype: Any) -> str:

@@ -47,6 +47,8 @@ class CurricularFace(MarginHead):
         https://arxiv.org/abs/2004.00288, equations 5 to 9.
     """
 
+    has_state = True
+
     def __init__(
         self,
         n_classes: int,
@@ -72,7 +74,9 @@ class CurricularFace(MarginHead):
         target = ops.where(rows.counted, ops.squeeze(target, axis=1), ops.zeros_like(counted))
         total, count = replica_sum(ops.sum(target)), replica_sum(ops.sum(counted))
         t = ops.convert_to_tensor(self.t)
-        moved = self.momentum * t + (1.0 - self.momentum) * total / ops.maximum(count, 1.0)
+        moved = self.momentum * t + (1.0 - self.momentum) * total / ops.where(
+            count > 0, count, ops.ones_like(count)
+        )
         self.t.assign(ops.stop_gradient(ops.where(count > 0, moved, t)))
 
     def modify_target(self, cosine: Tensor, rows: Rows) -> Tensor:

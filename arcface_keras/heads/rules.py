@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from arcface_keras.heads._numerics import Tensor, cos_sin, safe_angle, safe_sine
+from arcface_keras.heads._numerics import Tensor, cos_sin, native, safe_angle, safe_sine
 
 
 def additive_angular(cosine: Tensor, m: Any, beyond_pi: str = "arcface", easy_margin: bool = False) -> Tensor:
@@ -42,9 +42,9 @@ def unrolled_angular(cosine: Tensor, m1: Any, m2: Any, m3: Any) -> Tensor:
     slope.
     """
     angle = m1 * safe_angle(cosine) + m2
-    k = ops.stop_gradient(ops.floor(angle / np.pi))
+    k = ops.stop_gradient(native("floor")(angle / np.pi))
     sign = 1.0 - 2.0 * ops.mod(k, 2.0)
-    return sign * ops.cos(angle) - 2.0 * k - m3
+    return sign * cos_sin(angle)[0] - 2.0 * k - m3
 
 
 def straight_through(modified: Tensor, cosine: Tensor) -> Tensor:
