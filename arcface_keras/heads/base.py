@@ -12,7 +12,7 @@ from keras import ops
 from arcface_keras.heads._checks import check_count, check_ignore_label, check_margin, check_number
 from arcface_keras.heads._inputs import check_shapes, is_outermost, is_plain, shapes, split
 from arcface_keras.heads._labels import check_labels, concrete, to_sparse
-from arcface_keras.heads._numerics import Tensor, inverse_column_norms, safe_normalize
+from arcface_keras.heads._numerics import Tensor, cosine_product, read, safe_normalize
 from arcface_keras.heads.losses import SmoothedCrossentropy
 from arcface_keras.heads.schedules import MANUAL, get_schedule, serialize_schedule
 
@@ -226,11 +226,8 @@ class MarginHead(keras.layers.Layer):
         return SmoothedCrossentropy(ignore_class=self.ignore_label)
 
     def cosines(self, unit: Tensor) -> Tensor:
-        """Return the cosine of unit rows (B, D) with every class, (B, n_classes).
-
-        The columns of the product are scaled by 1 / ||w||, which is B x C work instead of D x C.
-        """
-        cosine = (unit @ ops.convert_to_tensor(self.W)) * inverse_column_norms(ops.convert_to_tensor(self.W))
+        """Return the cosine of unit rows (B, D) with every class, (B, n_classes)."""
+        cosine = cosine_product(unit, read(self.W))
         if self.sub_centers > 1:
             cosine = ops.max(ops.reshape(cosine, (-1, self.n_classes, self.sub_centers)), axis=2)
         return cosine
