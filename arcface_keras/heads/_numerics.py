@@ -61,17 +61,10 @@ def read(variable: Any) -> Tensor:
 
 
 def inverse_column_norms(W: Tensor) -> Tensor:
-<<<<<<< HEAD
-    """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,); 0, with zero gradient, for a zero column."""
-    squares = ops.sum(ops.square(W), axis=0)
-    positive = ops.not_equal(squares, 0.0)
-    inverse = ops.rsqrt(ops.where(positive, squares, ops.ones_like(squares)))
-=======
     """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,), and 0 for a zero column."""
     norms = ops.sqrt(ops.sum(ops.square(W), axis=0))
-    positive = norms > 0
+    positive = ops.not_equal(norms, 0.0)
     inverse = 1.0 / ops.where(positive, norms, ops.ones_like(norms))
->>>>>>> heads
     return ops.where(positive, inverse, ops.zeros_like(inverse))
 
 
