@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from arcface_keras.heads import HEADS, Warmup
 from arcface_keras.reference import REFERENCES, check_gradients
 from arcface_keras.reference.autodiff import to_numpy
 from arcface_keras.reference.compare import difference
@@ -384,3 +385,71 @@ def test_difference_is_relative_to_row_or_column_and_finds_the_place():
     assert (skipped.checked, skipped.total) == (3, 4)
     got[1, 0] = np.nan
     assert difference(got, want, 1e-3).max_rel == np.inf
+
+
+OPTIONS = {
+    "ArcMarginProduct": {"m": 0.3, "beyond_pi": "smooth", "sub_centers": 2},
+    "CombinedMarginProduct": {"m1": 1.2, "m2": 0.2, "m3": 0.1},
+    "DynamicArcMarginProduct": {"class_counts": [3, 900, 17, 17, 60]},
+    "MagFace": {"l_a": 1.0, "u_a": 5.0},
+    "ElasticArcFace": {"plus": True},
+}
+
+
+@pytest.mark.parametrize("cls", HEADS.values(), ids=lambda cls: cls.__name__)
+def test_every_head_of_ours_passes_against_its_reference(cls):
+    options = OPTIONS.get(cls.__name__, {})
+    seeded = keras.initializers.RandomNormal(stddev=0.4, seed=0)
+    plain = cls(**({"n_classes": CLASSES} | options if "class_counts" not in options else options))
+    adaptive = cls.__name__ == "AdaCos"
+    changed = cls(
+        **plain.get_config() | {"name": None, "kernel_initializer": seeded, "kernel_regularizer": "l2"},
+    )
+    scheduled = cls(
+        **plain.get_config()
+        | {"name": None, "kernel_initializer": seeded, "margin_schedule": Warmup(10, start=0.5)}
+        | ({} if adaptive else {"learnable_scale": True, "scale_schedule": Warmup(10, start=0.3)}),
+    )
+    for head in (changed, scheduled):
+        report = check(head)
+        assert report.ok, str(report)
+        assert report.method.startswith("reference ")
+    if not adaptive:
+        assert not check(scheduled, reference="LiArcFace" if cls.__name__ != "LiArcFace" else "AdaFace")
+
+
+def test_check_reads_what_training_left_in_a_head():
+    head = HEADS["curricular"](CLASSES, momentum=0.5, ignore_label=-1)
+    x, y = data()
+    y[2] = -1
+    for _ in range(3):
+        head([x, y], training=True)
+    t = to_numpy(head.t)
+    report = check_gradients(head, x, y)
+    assert report.ok, str(report)
+    assert to_numpy(head.t) == t != 0
+    assert f"'t': {float(t)}" in str(report)
+
+
+def test_subclass_of_our_head_counts_as_unknown_only_if_it_overrides_something():
+    same = type("Renamed", (HEADS["arc"],), {"__doc__": "The same head."})
+    flipped = type("Flipped", (HEADS["arc"],), {"modify_target": lambda self, cosine, rows: cosine + 0.2})
+    named = type(
+        "ArcMarginProduct", (HEADS["arc"],), {"modify_target": lambda self, cosine, rows: cosine + 0.2}
+    )
+    assert check(same(CLASSES)).method == "reference arc_margin_product"
+    for cls in (flipped, named):
+        assert check(cls(CLASSES)).method.startswith("central differences of itself")
+    assert not check(flipped(CLASSES), reference="ArcMarginProduct")
+
+
+@pytest.mark.parametrize(
+    "options", [{"m": (0.1, 0.2, 0.3, 0.4, 0.5), "seed": 0}, {"scale_schedule": "manual"}]
+)
+def test_head_with_options_no_reference_has_is_checked_against_itself(options):
+    head = HEADS["elastic_cos" if "seed" in options else "adacos"](CLASSES, **options)
+    if "seed" in options:
+        head = HEADS["elastic_cos"](CLASSES, std=0.0, **options)
+    report = check(head)
+    assert report.method.startswith("central differences of itself")
+    assert report.values.ok, str(report)

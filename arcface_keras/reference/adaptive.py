@@ -10,10 +10,12 @@ from numpy.typing import ArrayLike
 from arcface_keras.reference.core import Floats, Result, State, finish, gradients, make_batch, row_weights
 from arcface_keras.reference.margins import arc_target, slope_ramp, with_target
 
+MAX_SCALE = 100.0
+
 
 def fixed_scale(classes: int) -> float:
-    """AdaCos's fixed scale `sqrt(2) log(C - 1)`, not below 1 (for two classes the formula gives 0)."""
-    return float(max(1.0, np.sqrt(2) * np.log(max(classes - 1, 1))))
+    """AdaCos's fixed scale `sqrt(2) log(C - 1)`; that of three classes for one and two."""
+    return float(np.sqrt(2) * np.log(max(classes - 1, 2)))
 
 
 def ada_cos(
@@ -32,9 +34,9 @@ def ada_cos(
 
     Dynamic: `s <- log(B) / cos(min(pi/4, median theta_y))`, B the mean over labelled rows of
     `sum_{j != y} exp(s cos(theta_j))` with the previous s (`state = {"s": s}`, at first `fixed_scale(C)`), in
-    logarithms so that B cannot overflow. The median of an even number is the mean of the middle two. s is a
-    constant for the gradient and not below 1, where two classes would drive it through 0. With one class
-    there are no negatives and s stays.
+    logarithms so that B cannot overflow. The median of an even number is the lower of the middle two, as in
+    the published code. s is a constant for the gradient and kept in [fixed_scale(C) / 2, 100]: with few
+    classes the formula runs through 0. With one class there are no negatives and s stays.
     Reference: Zhang et al., AdaCos, 2019, eq. 12, 14 and 17.
     """
     batch = make_batch(X, W, labels, sub_centers=sub_centers, ignore_label=ignore_label)
@@ -43,7 +45,9 @@ def ada_cos(
         negatives = np.where(batch.target, -np.inf, s * np.cos(batch.theta))[batch.valid]
         top = negatives.max()
         log_b = top + np.log(np.exp(negatives - top).sum() / len(negatives))
-        s = float(max(1.0, log_b / np.cos(min(np.pi / 4, np.median(batch.target_theta[batch.valid])))))
+        angles = np.sort(batch.target_theta[batch.valid])
+        s = float(log_b / np.cos(min(np.pi / 4, angles[(len(angles) - 1) // 2])))
+        s = min(max(s, fixed_scale(batch.theta.shape[1]) / 2), MAX_SCALE)
     return finish(batch, s * np.cos(batch.theta), -s * np.sin(batch.theta), s=s, state={"s": s}, **loss)
 
 
@@ -68,8 +72,8 @@ def ada_face(
 
     `T = cos(clip(theta - m z, eps, pi - eps)) - (m + m z)`, `z = clip(h (n - mean) / (std + eps), -1, 1)`,
     n the length clipped to [0.001, 100], eps = 1e-3. `state = {"mean", "std"}` (20 and 100 at first) moves
-    before use by `momentum`, over labelled rows, with the unbiased std (0 for a batch of one row). z is a
-    constant for the gradient; `norms` (B,) gives the lengths to use in place of those of X.
+    before use by `momentum`, over labelled rows, with the unbiased std (one row alone leaves it as it is). z
+    is a constant for the gradient; `norms` (B,) gives the lengths to use in place of those of X.
     Kinks: `theta - m z` at eps and pi - eps; in the clipped part the target sends no gradient.
     Reference: Kim et al., AdaFace, 2022, eq. 12 to 14.
     """
@@ -79,9 +83,9 @@ def ada_face(
     state = {"mean": 20.0, "std": 100.0, **(state or {})}
     used = lengths[batch.valid]
     if update_state and used.size:
-        spread = float(np.sqrt(((used - used.mean()) ** 2).sum() / max(1, used.size - 1)))
-        moved = {"mean": float(used.mean()), "std": spread}
-        state = {name: momentum * float(state[name]) + (1 - momentum) * moved[name] for name in moved}
+        state["mean"] = momentum * state["mean"] + (1 - momentum) * float(used.mean())
+    if update_state and used.size > 1:
+        state["std"] = momentum * state["std"] + (1 - momentum) * float(used.std(ddof=1))
     z = np.clip(h * (lengths - state["mean"]) / (state["std"] + eps), -1.0, 1.0)
     margin, theta = batch.of_target(m), batch.target_theta
     phi = theta - margin * z
@@ -96,10 +100,12 @@ def mag_face(
     labels: ArrayLike,
     *,
     s: float = 64.0,
-    norm_bounds: tuple[float, float] = (10.0, 110.0),
-    margin_bounds: tuple[float, float] = (0.45, 0.8),
-    lambda_g: float = 20.0,
-    easy_margin: bool = False,
+    l_a: float = 10.0,
+    u_a: float = 110.0,
+    l_m: float = 0.45,
+    u_m: float = 0.8,
+    lambda_g: float = 35.0,
+    easy_margin: bool = True,
     beyond_pi: str = "arcface",
     gradient: str = "exact",
     sub_centers: int = 1,
@@ -110,20 +116,19 @@ def mag_face(
 ) -> Result:
     """MagFace: ArcFace whose margin grows with the length a of the embedding, and a pull on a.
 
-    `m(a)` is linear from the first of `margin_bounds` at `a = l` to the second at `a = u`, with a clipped to
-    `norm_bounds = (l, u)`; the gradient runs through m(a). The loss gains
-    `lambda_g mean(g(a))`, `g = a / u^2 + 1 / a`, over labelled rows (no sample weights in this term).
-    Kinks: those of `arc_target`, and a = l, a = u, where the length's gradient stops (0 at the ends).
+    `m(a)` is linear from l_m at `a = l_a` to u_m at `a = u_a`, with a the length clipped to [l_a, u_a]; the
+    gradient runs through m(a). The loss gains `lambda_g mean(g(a))`, `g = a / u_a^2 + 1 / a`, over labelled
+    rows (no sample weights in this term).
+    Kinks: those of `arc_target`, and a = l_a, a = u_a, outside of which the length has no gradient.
     Reference: Meng et al., MagFace, 2021, eq. 2, 3 and 8.
     """
     batch = make_batch(X, W, labels, sub_centers=sub_centers, ignore_label=ignore_label)
-    low, high = norm_bounds
-    a = np.clip(batch.norms, low, high)
-    moving = (batch.norms > low) & (batch.norms < high)
-    per_length = (margin_bounds[1] - margin_bounds[0]) / (high - low)
+    a = np.clip(batch.norms, l_a, u_a)
+    moving = (batch.norms >= l_a) & (batch.norms <= u_a)
+    per_length = (u_m - l_m) / (u_a - l_a)
     T, dT, d_m = arc_target(
         batch.target_theta,
-        margin_bounds[0] + per_length * (a - low),
+        l_m + per_length * (a - l_a),
         easy_margin=easy_margin,
         beyond_pi=beyond_pi,
         gradient=gradient,
@@ -132,9 +137,9 @@ def mag_face(
     through_margin = np.where(moving & (gradient == "exact"), s * d_m * per_length, 0.0)
     plain = with_target(batch, T, dT, s, d_norm=through_margin, sample_weight=sample_weight, **loss)
     share = row_weights(batch.labels, None)
-    pull = lambda_g * share * np.where(moving, 1 / high**2 - 1 / a**2, 0.0)
+    pull = lambda_g * share * np.where(moving, 1 / u_a**2 - 1 / a**2, 0.0)
     dX, _ = gradients(batch, np.zeros_like(batch.theta), pull)
-    total = plain.loss + lambda_g * float((share * (a / high**2 + 1 / a)).sum())
+    total = plain.loss + lambda_g * float((share * (a / u_a**2 + 1 / a)).sum())
     return Result(plain.logits, total, plain.dX + dX, plain.dW, plain.state, plain.scalars)
 
 

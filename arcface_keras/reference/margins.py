@@ -112,7 +112,8 @@ def arc_margin_product(
     """ArcFace: target logit `s cos(theta + m)`; m a number or one margin a class (C,), radians.
 
     `ls_eps` is the Kaggle notebooks' smoothing, which moves the margin and not the target distribution:
-    `logit_j = s (o_j T_j + (1 - o_j) cos(theta_j))` with `o = (1 - ls_eps) one_hot + ls_eps / C`.
+    `logit_j = s (o_j T_j + (1 - o_j) cos(theta_j))` with `o = (1 - ls_eps) one_hot + ls_eps / C` and the
+    margin of the row's label in every T_j.
     Rows without a label keep `s cos(theta)`. Kinks: see `arc_target`; with `ls_eps` every class has them.
     Reference: Deng et al., ArcFace, 2019, eq. 3.
     """

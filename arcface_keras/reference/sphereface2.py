@@ -47,10 +47,12 @@ def sphere_face2(
 ) -> Result:
     """SphereFace2-C: logits `s (g(theta) -/+ m) + b` (minus for the target), `g = 2 cos(theta / 2)^(2t) - 1`.
 
-    In the cosine `g = 2 ((cos + 1) / 2)^t - 1`. `loss="binary"`: the mean over rows of
+    In the cosine `g = 2 ((cos + 1) / 2)^t - 1`. Of margins per class that of the row's label counts in every
+    class. `loss="binary"`: the mean over rows of
     `loss_weight / s (alpha softplus(-z_y) + (1 - alpha) sum_j softplus(z_j))`; `loss="cross_entropy"`: the
     softmax loss of the same logits, with its options. `b` (the paper's bias; `initial_bias` if None) has its
-    gradient in `scalars`. Smooth everywhere.
+    gradient in `scalars`, and so has s, through the logits (the factor `loss_weight / s` is a constant).
+    Smooth everywhere.
     Reference: Wen et al., SphereFace2, 2022, eq. 6 and section 3.2; s is the paper's r.
     """
     one_of("loss", loss, "binary", "cross_entropy")
@@ -62,17 +64,20 @@ def sphere_face2(
         else float(b)
     )
     half = batch.theta / 2
-    margin = np.where(batch.target, -1.0, 1.0) * np.broadcast_to(np.asarray(m, np.float64), (classes,))
+    margin = np.where(batch.target, -1.0, 1.0) * batch.of_target(m)[:, None]
     raw = 2 * np.cos(half) ** (2 * t) - 1 + margin
     logits = np.where(batch.valid[:, None], s * raw + bias, 0.0)
     slopes = -2 * t * s * np.cos(half) ** (2 * t - 1) * np.sin(half)
     if loss == "cross_entropy":
         result = finish(batch, logits, slopes, s=s, sample_weight=sample_weight, **softmax)
-        return Result(result.logits, result.loss, result.dX, result.dW, {}, {"b": 0.0})
+        # A softmax does not feel b, and its gradients over a row's classes sum to 0: b drops out of dL/ds.
+        return Result(
+            result.logits, result.loss, result.dX, result.dW, {}, {"s": result.scalars["s"], "b": 0.0}
+        )
     share = loss_weight / s * row_weights(batch.labels, sample_weight)[:, None]
     weight = share * np.where(batch.target, alpha, 1 - alpha)
     sign = np.where(batch.target, -1.0, 1.0)
     total = float((weight * np.logaddexp(0.0, sign * logits)).sum())
     d_logits = weight * sign * np.exp(-np.logaddexp(0.0, -sign * logits))
     dX, dW = gradients(batch, d_logits * slopes)
-    return Result(logits, total, dX, dW, {}, {"b": float(d_logits.sum())})
+    return Result(logits, total, dX, dW, {}, {"s": float((d_logits * raw).sum()), "b": float(d_logits.sum())})
