@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._files import write_json
 from arcface_keras.calibrate import Calibration, calibrate_threshold
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.neighbors import NeighborGraph, find_neighbors
 from arcface_keras.postprocess import apply_steps
-from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage
+from arcface_keras.run_folder import RunFolder, record_stage
 
 __all__ = ["Matches", "match", "match_embeddings", "parse_steps"]
 
@@ -110,7 +111,7 @@ def match(config: RunConfig, *, progress: bool = False) -> Matches:
         "unreadable": [embeddings.ids[row] for row in unreadable],
         "calibration": None if matches.calibration is None else asdict(matches.calibration),
     }
-    merge_metrics(run, facts)
+    write_json(run.metrics, facts)
     record_stage(run, config, "match", {"steps": config.steps}, time.perf_counter() - started)
     logger.info("threshold %.4f, %d pairs", matches.threshold, facts["pairs"])
     return matches

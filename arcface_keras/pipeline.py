@@ -62,6 +62,7 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
         labelled=True,
         missing_images=config.missing_images,
     )
+    run.require(run.neighbors, "match")
     labels, _ = encode_labels(listings.label_groups)
     scores: list[Score] = [
         {"name": "every listing alone", "threshold": None, "row_f1": self_only_f1(labels)},

@@ -12,8 +12,13 @@ from arcface_keras._files import read_json, write_json
 from arcface_keras._version import __version__
 from arcface_keras.config import RunConfig
 
-__all__ = ["RunFolder", "record_stage", "required_path"]
+__all__ = ["RunFolder", "merge_metrics", "record_stage", "required_path"]
 
+_LATER = {
+    "train": ("embed", "match", "evaluate", "submit"),
+    "embed": ("match", "evaluate", "submit"),
+    "match": ("evaluate", "submit"),
+}
 _PACKAGES = ("tensorflow", "keras", "numpy", "pandas", "scikit-learn", "pillow")
 
 
@@ -67,8 +72,9 @@ class RunFolder:
         return self.path / "submission.csv"
 
     def require(self, path: Path, stage: str) -> Path:
-        """Return `path` if it is there; otherwise say which stage writes it."""
-        if not path.exists():
+        """Return `path` if its stage has run since the stages before it; otherwise name that stage."""
+        stages = read_json(self.run_json).get("stages", {}) if self.run_json.exists() else {}
+        if stage not in stages or not path.exists():
             raise ValueError(
                 f"the run folder must hold {path.relative_to(self.path)}, which the stage `{stage}` writes. "
                 f"Received: out={self.path}."
@@ -89,20 +95,22 @@ def required_path(config: RunConfig, name: str) -> str:
 def record_stage(
     run: RunFolder, config: RunConfig, stage: str, facts: dict[str, Any], seconds: float
 ) -> None:
-    """Enter a finished stage into `run.json`, beside the configuration and the versions that ran it."""
+    """Enter a finished stage into `run.json`, beside the configuration and the versions that ran it.
+
+    Later stages that ran before are struck out: what they wrote belongs to another embedder or catalogue.
+    """
     content = read_json(run.run_json) if run.run_json.exists() else {}
     content["config"] = dataclasses.asdict(config)
     content["versions"] = _versions()
     entry = facts | {"seconds": round(seconds, 2), "peak_memory_mb": _peak_memory_mb()}
-    content["stages"] = content.get("stages", {}) | {stage: entry}
+    kept = {name: old for name, old in content.get("stages", {}).items() if name not in _LATER.get(stage, ())}
+    content["stages"] = kept | {stage: entry}
     write_json(run.run_json, content)
 
 
-def merge_metrics(run: RunFolder, facts: dict[str, Any]) -> dict[str, Any]:
-    """Enter facts into `metrics.json` and return all of it."""
-    content = (read_json(run.metrics) if run.metrics.exists() else {}) | facts
-    write_json(run.metrics, content)
-    return content
+def merge_metrics(run: RunFolder, facts: dict[str, Any]) -> None:
+    """Enter facts into `metrics.json`, which the stage match begins."""
+    write_json(run.metrics, read_json(run.metrics) | facts)
 
 
 def _versions() -> dict[str, str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import write_catalogue
 
+from arcface_keras.config import RunConfig
+from arcface_keras.run_folder import RunFolder, record_stage
 from arcface_keras.submit import read_submission
 
 REPOSITORY = Path(__file__).parents[1]
@@ -241,3 +243,15 @@ def test_stage_without_the_one_before_says_which(command: Run, trained: Path, tm
     run.mkdir()
     (run / "run.json").write_bytes((trained / "run.json").read_bytes())
     assert "which the stage `embed` writes" in command("match", "--out", str(run), status=1).stderr
+
+
+def test_stage_before_run_again_makes_later_work_stale(tmp_path: Path) -> None:
+    config, run = RunConfig(out=str(tmp_path)), RunFolder(tmp_path)
+    for stage in ("train", "embed", "match", "submit"):
+        record_stage(run, config, stage, {}, 1.0)
+    run.neighbors.write_bytes(b"")
+    assert run.require(run.neighbors, "match") == run.neighbors
+    record_stage(run, config, "embed", {}, 1.0)
+    with pytest.raises(ValueError, match="must hold neighbors.npz, which the stage `match` writes"):
+        run.require(run.neighbors, "match")
+    assert list(json.loads(run.run_json.read_text())["stages"]) == ["train", "embed"]
