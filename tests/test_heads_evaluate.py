@@ -29,7 +29,7 @@ def trainer(head, dim, metrics=("accuracy",)):
     return model
 
 
-@pytest.mark.parametrize("name", sorted(HEAD_ARGUMENTS))
+@pytest.mark.parametrize("name", HEAD_ARGUMENTS)
 def test_evaluate_scores_chance_on_noise_and_leaves_the_state(name):
     x, y = RNG.normal(size=(2000, 16)).astype("float32"), RNG.integers(0, 10, 2000)
     head = make_head(name, 10)
@@ -44,7 +44,12 @@ def test_evaluate_scores_chance_on_noise_and_leaves_the_state(name):
         np.testing.assert_array_equal(values(weight), old)
 
 
-@pytest.mark.parametrize("name", sorted(HEAD_ARGUMENTS))
+QUICK = {"arc", "curricular", "sphereface2"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in HEAD_ARGUMENTS]
+)
 def test_head_learns_classes_on_a_sphere_with_its_defaults(name):
     rng = np.random.default_rng(0)
     centers = rng.normal(size=(20, 16))

@@ -93,7 +93,12 @@ def test_head_survives_a_fresh_process_and_trains_on(name, tmp_path):
     check_fresh_round_trip(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(HEAD_ARGUMENTS))
+QUICK = {"dynamic", "elastic_arc", "adaface", "sphereface2"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in HEAD_ARGUMENTS]
+)
 def test_head_and_its_state_survive_both_formats(name, tmp_path):
     options = {"ignore_label": -1, "margin_schedule": "manual", "scale_schedule": Warmup(5, start=0.5)}
     model = trainer(make_head(name, **options))
