@@ -42,6 +42,7 @@ def check_listings(graph: NeighborGraph, embeddings: Embeddings) -> None:
 
 def blank_entries(graph: NeighborGraph, embeddings: Embeddings) -> np.ndarray:
     """(entries,) mask of those that touch a zero row, self aside: their cosine of 0 says nothing."""
+    check_listings(graph, embeddings)
     zero = np.logical_not(embeddings.rows.any(axis=1))
     rows = graph.row_numbers
     return (zero[rows] | zero[graph.indices]) & (rows != graph.indices)
