@@ -74,16 +74,23 @@ def check_step(
     embeddings: Embeddings,
     options: dict[str, object],
 ) -> NeighborGraph:
-    """Rows and self kept, lists sorted, input untouched, whatever the graph has checked of itself."""
+    """Rows and self kept, lists sorted, input untouched, whatever the graph has checked of itself.
+
+    A search gives a zero row the similarity 0 to everybody, and no step may find it nearer to anybody.
+    """
     before = [array.copy() for array in (graph.indptr, graph.indices, graph.similarities, embeddings.rows)]
     result = step(graph, embeddings, **options)
     after = (graph.indptr, graph.indices, graph.similarities, embeddings.rows)
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)), "the input was changed"
     assert (result.n_rows, result.n_columns) == (graph.n_rows, graph.n_columns), "a row was dropped"
+    zero = np.flatnonzero(~embeddings.rows.any(axis=1))
     for i in range(result.n_rows):
         columns, similarities = result.row(i)
         assert columns[:1].tolist() == [i], f"row {i} does not start with itself"
         assert similarities[0] == 1, f"self of row {i}"
+        assert len(set(columns.tolist())) == len(columns), f"row {i} holds a column twice"
+        blank = np.isin(columns[1:], zero) | (i in zero)
+        assert not np.any(similarities[1:][blank] > 0), f"row {i} is near a zero row"
         order = sorted(zip(-similarities[1:], columns[1:], strict=True))
         assert [j for _, j in order] == columns[1:].tolist(), f"row {i} is not sorted"
     return result

@@ -158,12 +158,39 @@ def scores_self_like_others(graph: NeighborGraph, embeddings: Embeddings) -> Nei
     return raw_graph(graph, similarities=graph.similarities * np.float32(0.5))
 
 
-BROKEN_STEPS = [loses_self, drops_lone_rows, changes_its_input, forgets_to_sort, scores_self_like_others]
+def holds_a_match_twice(graph: NeighborGraph, embeddings: Embeddings) -> NeighborGraph:
+    indices = graph.indices.copy()
+    longest = int(np.argmax(graph.counts))
+    start, stop = graph.indptr[longest : longest + 2]
+    similarities = graph.similarities.copy()
+    indices[start + 1 : stop] = indices[start + 1]
+    similarities[start + 1 : stop] = similarities[start + 1]
+    return raw_graph(graph, indices=indices, similarities=similarities)
+
+
+def joins_zero_rows(graph: NeighborGraph, embeddings: Embeddings) -> NeighborGraph:
+    """Similarity by distance: two zero rows are 0 apart."""
+    zero = np.flatnonzero(~embeddings.rows.any(axis=1))
+    rows = np.concatenate([graph.row_numbers, zero[:1]])
+    columns = np.concatenate([graph.indices, zero[1:2]])
+    scores = np.concatenate([graph.similarities, [1.0]])
+    return from_entries(rows, columns, scores, n_rows=graph.n_rows, n_columns=graph.n_rows)
+
+
+BROKEN_STEPS = [
+    loses_self,
+    drops_lone_rows,
+    changes_its_input,
+    forgets_to_sort,
+    scores_self_like_others,
+    holds_a_match_twice,
+    joins_zero_rows,
+]
 
 
 @pytest.mark.parametrize("step", BROKEN_STEPS)
 def test_step_contract_catches(step: Callable[..., NeighborGraph]) -> None:
-    rows = clustered_rows(60, 8, seed=4)
+    rows = clustered_rows(60, 8, seed=4, zeros=2)
     embeddings = Embeddings([str(i) for i in range(60)], rows)
     graph = find_neighbors(embeddings, threshold=0.7)
     check_step(lambda graph, embeddings: graph, graph, embeddings, {})

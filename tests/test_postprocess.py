@@ -8,7 +8,7 @@ import pytest
 from matching_contracts import check_step, clustered_rows
 
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.neighbors import NeighborGraph, find_neighbors
+from arcface_keras.neighbors import NeighborGraph, find_neighbors, from_entries
 from arcface_keras.postprocess import STEPS, apply_steps, expand_embeddings
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -20,8 +20,35 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"search_threshold": 0.4},
     ],
     "cap": [{}, {"k": 1}, {"k": 3}],
+    "chisel": [{}, {"sizes": {2: 3, 5: 1}}, {"sizes": {1: 1}}, {"sizes": {"1": 2.0, "300": 1.0}}],
+    "connected_components": [
+        {"threshold": 0.8},
+        {"threshold": -1.0},
+        {"threshold": 0.5, "max_size": 3},
+        {"threshold": 0.7, "max_size": None},
+    ],
+    "database_augmentation": [
+        {},
+        {"k": 1},
+        {"k": 4, "weights": "logspace", "sides": "gallery"},
+        {"weights": "similarity", "search_k": 3, "sides": "gallery"},
+        {"weights": "equal", "search_threshold": 0.4, "sides": "gallery"},
+    ],
+    "k_reciprocal": [{}, {"k1": 3, "k2": 1}, {"k1": 5, "k2": 3, "lambda_value": 0.0}, {"lambda_value": 1.0}],
     "min2": [{"threshold": 0.6, "floor": 0.1}, {"threshold": 1.0, "floor": -1.0}],
+    "mutual_filter": [{}, {"max_rank": 1}, {"max_rank": 4}],
+    "neighborhood_blending": [
+        {"threshold": 0.7, "floor": 0.3},
+        {"threshold": [1.1, 0.8, 0.7], "floor": [0.0, 0.2, 0.3], "rounds": 3},
+        {"threshold": 0.7, "floor": 0.3, "rounds": 1, "search_k": 4},
+        {"threshold": 0.7, "floor": 0.5, "search_threshold": 0.5},
+    ],
+    "target_mean_size": [{"mean": 1.0}, {"mean": 2.6}, {"mean": 500.0}],
     "threshold": [{"threshold": 0.6}, {"threshold": 1.0}, {"threshold": -1.0}],
+    "tiered_agglomeration": [
+        {"merge": 0.9, "attach": 0.8, "pair": 0.5},
+        {"merge": 0.6, "attach": 0.6, "pair": -1.0, "max_size": None},
+    ],
 }
 CASES = [(name, options) for name, several in OPTIONS.items() for options in several]
 
@@ -54,6 +81,14 @@ def test_step_keeps_its_contract_on_rows_alone(name: str, options: dict[str, Any
     assert result.n_rows == 3
 
 
+def graph_of(n: int, pairs: dict[tuple[int, int], float]) -> tuple[NeighborGraph, Embeddings]:
+    """The graph of these pairs in both directions, of listings whose rows say nothing else."""
+    entries = [(i, i, 1.0) for i in range(n)]
+    entries += [entry for (i, j), s in pairs.items() for entry in ((i, j, s), (j, i, s))]
+    graph = from_entries(*zip(*entries, strict=True), n_rows=n, n_columns=n)
+    return graph, Embeddings([f"p{i}" for i in range(n)], np.eye(n))
+
+
 def right_angles() -> tuple[NeighborGraph, Embeddings]:
     """Similarities of row 0: 0.8 to 1, 0.6 to 2, 0 to 3."""
     rows = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], dtype=np.float32)
@@ -70,6 +105,21 @@ def test_thresholds_keep_a_similarity_that_equals_them(name: str) -> None:
     above = float(np.nextafter(np.float32(at), np.float32(1)))
     options = {"threshold": above} if name == "threshold" else {"threshold": above, "floor": above}
     assert apply_steps(graph, embeddings, [(name, options)]).row(0)[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("option", ["threshold", "merge", "attach", "pair"])
+def test_groups_keep_a_similarity_that_equals_their_threshold(option: str) -> None:
+    """0 and 1 pair at .9, 2 and 3 at .8; 4 is .7 from 0; the two groups are .6 apart."""
+    pairs = {(0, 1): 0.9, (2, 3): 0.8, (0, 4): 0.7, (1, 2): 0.6}
+    graph, embeddings = graph_of(5, pairs)
+    tiers = {"merge": 2.0, "attach": 0.0 if option == "merge" else 2.0, "pair": 0.0}
+    name = "connected_components" if option == "threshold" else "tiered_agglomeration"
+    decisive = {"threshold": 0.8, "merge": 0.6, "attach": 0.7, "pair": 0.8}[option]
+    joined = {"threshold": (2, 3), "merge": (0, 3), "attach": (1, 4), "pair": (2, 3)}[option]
+    for value, there in ((decisive, True), (float(np.nextafter(np.float32(decisive), np.float32(2))), False)):
+        options = {"threshold": value} if option == "threshold" else {**tiers, option: value}
+        result = apply_steps(graph, embeddings, [(name, options)])
+        assert (joined[1] in result.row(joined[0])[0]) is there
 
 
 def test_threshold_equals_a_search_at_that_threshold() -> None:
@@ -103,11 +153,13 @@ def test_min2_keeps_the_nearest_neighbour_down_to_its_floor() -> None:
     assert [far.row(i)[0].tolist() for i in range(4)] == [[0], [1, 2], [2, 1], [3]]
 
 
-def test_min2_gives_a_zero_row_no_neighbour() -> None:
+def test_min2_passes_over_zero_rows() -> None:
     embeddings = Embeddings(list("abc"), np.array([[0, 0], [1, 0], [-1, 0]]))
     graph = find_neighbors(embeddings, k=3)
-    result = apply_steps(graph, embeddings, [("min2", {"threshold": 0.9, "floor": -1.0})])
-    assert [result.row(i)[0].tolist() for i in range(3)] == [[0], [1], [2]]
+    above = apply_steps(graph, embeddings, [("min2", {"threshold": 0.9, "floor": -0.9})])
+    assert [above.row(i)[0].tolist() for i in range(3)] == [[0], [1], [2]]
+    at = apply_steps(graph, embeddings, [("min2", {"threshold": 0.9, "floor": -1.0})])
+    assert [at.row(i)[0].tolist() for i in range(3)] == [[0], [1, 2], [2, 1]]
 
 
 def test_min2_refuses_a_floor_that_it_cannot_reach() -> None:
@@ -175,7 +227,7 @@ def test_query_expansion_of_a_graph_without_bounds_needs_its_own() -> None:
     ("options", "message"),
     [
         ({"k": 0}, "k must be a positive integer"),
-        ({"alpha": -1.0}, "alpha must be a number >= 0. Received: alpha=-1.0"),
+        ({"alpha": -1.0}, "alpha must be a finite number in 0..inf. Received: alpha=-1.0"),
     ],
 )
 def test_query_expansion_names_bad_options(options: dict[str, Any], message: str) -> None:

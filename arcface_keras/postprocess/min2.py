@@ -4,6 +4,7 @@ import numpy as np
 
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
+from arcface_keras.postprocess.checks import blank_entries, check_listings
 from arcface_keras.postprocess.threshold import check_reaches
 
 
@@ -11,7 +12,7 @@ def min2(graph: NeighborGraph, embeddings: Embeddings, *, threshold: float, floo
     """Keep similarities >= threshold, and the nearest other neighbour where it is >= floor.
 
     The rule of the first place of the Shopee competition, where every group has two listings at least. A zero
-    row has no nearest neighbour.
+    row has no nearest neighbour and is nobody's.
 
     Args:
         threshold: similarity from which every neighbour stays.
@@ -19,14 +20,18 @@ def min2(graph: NeighborGraph, embeddings: Embeddings, *, threshold: float, floo
 
     Raises:
         ValueError: where floor > threshold, or the graph was already cut above the floor.
+
+    Reference:
+        kaggle.com/c/shopee-product-matching/discussion/238136.
     """
     if not floor <= threshold:
         raise ValueError(
             f"floor must not be above threshold. Received: floor={floor}, threshold={threshold}."
         )
     check_reaches(graph, floor)
-    place = np.arange(len(graph.indices)) - graph.indptr[graph.row_numbers]
-    zero = np.logical_not(embeddings.rows.any(axis=1))
-    blank = zero[graph.row_numbers] | zero[graph.indices]
-    nearest = (place == 1) & (graph.similarities >= np.float32(floor)) & ~blank
+    check_listings(graph, embeddings)
+    other = (graph.indices != graph.row_numbers) & ~blank_entries(graph, embeddings)
+    before = np.concatenate([[0], np.cumsum(other)])
+    nearest = other & (before[:-1] == before[graph.indptr[graph.row_numbers]])
+    nearest &= graph.similarities >= np.float32(floor)
     return graph.keep((graph.similarities >= np.float32(threshold)) | nearest, threshold=float(floor))

@@ -1,0 +1,216 @@
+"""What each step adds on identities that nobody trained or tuned on: a table and a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arcface_keras._files import atomic_path
+from arcface_keras.calibrate import calibrate_threshold
+from arcface_keras.embeddings import Embeddings
+from arcface_keras.evaluate import evaluate_matches
+from arcface_keras.held_out import HeldOut
+from arcface_keras.metrics import row_f1
+from arcface_keras.neighbors import NeighborGraph, find_neighbors
+from arcface_keras.postprocess import apply_steps
+from arcface_keras.postprocess.checks import blank_entries, check_count
+
+__all__ = ["ablate", "waterfall"]
+
+_DRAWS = 2000
+_METRICS = ("row_f1", "row_precision", "row_recall", "recall@1", "map@5")
+
+
+def ablate(
+    embeddings: Embeddings,
+    held_out: Sequence[HeldOut],
+    labels: Any,
+    steps: Sequence[Any],
+    k: int = 50,
+    *,
+    memory_mb: int = 1024,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Measure every step by itself, and all of them one after the other.
+
+    Every way of matching gets the threshold that `calibrate_threshold` chooses on the held-out groups after
+    the very same steps; the labels only score it. A step that decides by itself (`min2`, `chisel`, ...) is
+    followed by its calibrated threshold too, which can only leave its matches as they are or cut them.
+
+    Args:
+        embeddings: n listings of groups that the network never saw.
+        held_out: other groups that it never saw, for the thresholds.
+        labels: (n,) true groups of the listings.
+        steps: as for `apply_steps`, in their order.
+        k: candidates of each listing, self counted.
+        memory_mb: for the searches.
+        seed: of the bootstrap.
+
+    Returns:
+        Rows for `format_table` and `waterfall`: first no step, then each step `alone`, then the steps `in
+        order`. Columns: `how`, `step`, `threshold`, `expected_f1` (promised by the held-out groups),
+        `row_f1`, `gain` (of row_f1, over no step where alone, over the row before where in order), `gain_low`
+        and `gain_high` (90 % interval from drawing whole groups anew), `row_precision`, `row_recall`,
+        `recall@1`, `map@5`.
+
+    Raises:
+        ValueError: labels do not fit, there are no listings or held-out rows, or a step or option is unknown.
+
+    Example:
+        >>> rows = ablate(embeddings, held_out, labels, ["k_reciprocal", "mutual_filter"])  # doctest: +SKIP
+    """
+    check_count("k", k)
+    labels = np.asarray(labels)
+    if labels.shape != (len(embeddings),) or not len(embeddings):
+        raise ValueError(
+            f"labels must be one for each of the embeddings, one at least. "
+            f"Received: labels of shape {labels.shape} for {embeddings!r}."
+        )
+    steps = list(steps)
+    graph = find_neighbors(embeddings, k=k, memory_mb=memory_mb)
+
+    def measure(how: str, name: str, chosen: Sequence[Any]) -> _Measured:
+        calibration = calibrate_threshold(held_out, len(embeddings), k=k, steps=chosen, memory_mb=memory_mb)
+        ranking = apply_steps(graph, embeddings, chosen)
+        ranking = ranking.keep(~blank_entries(ranking, embeddings))
+        row = {
+            "how": how,
+            "step": name,
+            "threshold": calibration.threshold,
+            "expected_f1": calibration.expected_f1,
+        }
+        return _score(row, ranking, labels)
+
+    base = measure("no step", "", [])
+    alone = [measure("alone", _name(step), [step]) for step in steps]
+    ordered = [
+        _Measured({**alone[0].row, "how": "in order"}, alone[0].f1)
+        if stop == 1
+        else measure("in order", _name(steps[stop - 1]), steps[:stop])
+        for stop in range(1, len(steps) + 1)
+    ]
+    draws = _group_draws(labels, seed)
+    rows = [_with_gain(base, None, draws)]
+    rows += [_with_gain(each, base, draws) for each in alone]
+    rows += [
+        _with_gain(each, before, draws) for before, each in zip([base, *ordered[:-1]], ordered, strict=False)
+    ]
+    return rows
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A row of the table so far, and (n,) the F1 of every listing."""
+
+    row: dict[str, Any]
+    f1: np.ndarray
+
+
+def _score(row: dict[str, Any], ranking: NeighborGraph, labels: np.ndarray) -> _Measured:
+    # The step `threshold` would refuse to go below a cut that a step made, which is no error here.
+    matches = ranking.keep(ranking.similarities >= np.float32(row["threshold"]))
+    values = evaluate_matches(matches, labels, neighbors=ranking)
+    scores = {name: None if np.isnan(values[name]) else values[name] for name in _METRICS}
+    return _Measured({**row, **scores}, row_f1(matches, labels))
+
+
+def _group_draws(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The group of each listing, and how often each group is in each bootstrap sample (draws, groups)."""
+    group = np.unique(labels, return_inverse=True)[1].reshape(-1)
+    n_groups = int(group.max()) + 1
+    rng = np.random.default_rng(seed)
+    return group, rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=_DRAWS)
+
+
+def _with_gain(
+    measured: _Measured, before: _Measured | None, draws: tuple[np.ndarray, np.ndarray]
+) -> dict[str, Any]:
+    row = dict(measured.row)
+    gain: tuple[Any, Any, Any] = (None, None, None)
+    if before is not None:
+        group, counts = draws
+        difference = measured.f1 - before.f1
+        sums, sizes = np.bincount(group, weights=difference), np.bincount(group)
+        means = (counts @ sums) / (counts @ sizes)
+        low, high = np.quantile(means, [0.05, 0.95])
+        gain = (float(difference.mean()), float(low), float(high))
+    names = list(row)
+    at = names.index("row_f1") + 1
+    columns = {name: row[name] for name in names[:at]}
+    columns |= dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True))
+    return columns | {name: row[name] for name in names[at:]}
+
+
+def _name(step: Any) -> str:
+    """The step as the command line writes it."""
+    if isinstance(step, str):
+        return step
+    name, options = step
+    written = ",".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}:{written}" if written else name
+
+
+def waterfall(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+    """Draw what `ablate` measured as a PNG; returns its path.
+
+    Bars show what each step adds or costs in its order, with its 90 % interval, from the score without steps
+    to that with all; diamonds show what it adds alone.
+
+    Raises:
+        ValueError: the path does not end in .png, or the rows are not those of `ablate`.
+        ImportError: matplotlib is missing.
+    """
+    path = Path(path)
+    if path.suffix != ".png":
+        raise ValueError(f"The picture must be a file that ends in .png. Received: path={path}.")
+    by_how = {how: [row for row in rows if row.get("how") == how] for how in ("no step", "alone", "in order")}
+    if len(by_how["no step"]) != 1 or len(by_how["alone"]) != len(by_how["in order"]):
+        raise ValueError("rows must be those of `ablate`. Received: others.")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "waterfall needs matplotlib: pip install 'arcface-keras[report]' (or matplotlib>=3.8)."
+        ) from error
+    figure = Figure(figsize=(9, 1.6 + 0.5 * (len(by_how["in order"]) + 2)), layout="constrained")
+    _draw(figure.add_subplot(), by_how["no step"][0], by_how["alone"], by_how["in order"])
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    return path
+
+
+def _draw(
+    axes: Any,
+    base: Mapping[str, Any],
+    alone: Sequence[Mapping[str, Any]],
+    ordered: Sequence[Mapping[str, Any]],
+) -> None:
+    names = ["no step", *(row["step"] for row in ordered), "all steps"]
+    start = base["row_f1"]
+    final = ordered[-1]["row_f1"] if ordered else start
+    before = [start, *(row["row_f1"] for row in ordered)]
+    gains = [row["row_f1"] - level for row, level in zip(ordered, before, strict=False)]
+    axes.barh([0, len(names) - 1], [start, final], color="0.6")
+    colors = ["tab:green" if gain >= 0 else "tab:red" for gain in gains]
+    lines = range(1, len(ordered) + 1)
+    axes.barh(lines, gains, left=before[:-1], color=colors)
+    for line, row, level in zip(lines, ordered, before, strict=False):
+        axes.plot([level + row["gain_low"], level + row["gain_high"]], [line, line], color="black", lw=1)
+    axes.plot([row["row_f1"] for row in alone], lines, "D", ms=5, mfc="white", mec="black", label="alone")
+    for line, (value, gain) in enumerate(zip([*before, final], [None, *gains, None], strict=True)):
+        text = f" {value:.3f}" if gain is None else f" {gain:+.3f}"
+        axes.annotate(text, (1.0, line), xycoords=("axes fraction", "data"), va="center")
+    seen = [*before, *(row["row_f1"] for row in alone)]
+    seen += [level + row[side] for row, level in zip(ordered, before, strict=False) for side in _ENDS]
+    margin = max(0.05 * (max(seen) - min(seen)), 0.005)
+    axes.set_xlim(min(seen) - margin, max(seen) + margin)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("mean row F1 on unseen identities (lines: 90 % interval of the gain)")
+    if alone:
+        axes.legend(loc="lower right", frameon=False)
+
+
+_ENDS = ("gain_low", "gain_high")

@@ -1,0 +1,72 @@
+"""Groups built from pairs in the order of falling similarity: what both steps that make groups share."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from arcface_keras.embeddings import Embeddings
+from arcface_keras.neighbors.graph import NeighborGraph, from_entries
+from arcface_keras.postprocess.checks import blank_entries, check_count, check_listings
+from arcface_keras.postprocess.threshold import check_reaches
+
+
+class Tiers(NamedTuple):
+    """Similarity that a pair needs by the number of loners in it: 0, 1, 2."""
+
+    merge: float
+    attach: float
+    pair: float
+
+
+def agglomerate(
+    graph: NeighborGraph, embeddings: Embeddings, tiers: Tiers, max_size: int | None
+) -> NeighborGraph:
+    """Groups as complete lists; the similarity of two members is that of the pair that joined their groups.
+
+    Raises:
+        ValueError: the graph was already cut above the lowest threshold.
+    """
+    check_listings(graph, embeddings)
+    check_reaches(graph, tiers.pair)
+    limit = len(embeddings) if max_size is None else check_count("max_size", max_size)
+    members = [np.array([i]) for i in range(len(embeddings))]
+    group = list(range(len(embeddings)))
+    own = np.arange(len(embeddings))
+    rows, columns, scores = [own], [own], [np.ones(len(own), dtype=np.float32)]
+    needed = np.array(tiers, dtype=np.float32).tolist()
+    for i, j, similarity in _links(graph, embeddings, needed[2]):
+        a, b = group[i], group[j]
+        if a == b:
+            continue
+        left, right = members[a], members[b]
+        loners = (len(left) == 1) + (len(right) == 1)
+        if similarity < needed[loners] or len(left) + len(right) > limit:
+            continue
+        for one, other in ((left, right), (right, left)):
+            rows.append(np.repeat(one, len(other)))
+            columns.append(np.tile(other, len(one)))
+            scores.append(np.full(len(one) * len(other), similarity, dtype=np.float32))
+        # Relabelling the smaller side costs n log n in all.
+        keep, drop = (a, b) if len(left) >= len(right) else (b, a)
+        for member in members[drop].tolist():
+            group[member] = keep
+        members[keep] = np.concatenate([left, right])
+        members[drop] = members[drop][:0]
+    joined = (np.concatenate(rows), np.concatenate(columns), np.concatenate(scores))
+    return from_entries(*joined, n_rows=graph.n_rows, n_columns=graph.n_columns)
+
+
+def _links(graph: NeighborGraph, embeddings: Embeddings, lowest: float) -> list[tuple[int, int, float]]:
+    """Pairs i < j with similarity >= lowest in either direction, by falling similarity, then by i and j."""
+    rows, columns, n = graph.row_numbers, graph.indices.astype(np.int64), max(graph.n_rows, 1)
+    linked = (
+        (rows != columns) & (graph.similarities >= np.float32(lowest)) & ~blank_entries(graph, embeddings)
+    )
+    keys = (np.minimum(rows, columns) * n + np.maximum(rows, columns))[linked]
+    similarities = graph.similarities[linked]
+    order = np.lexsort((keys, -similarities))
+    keys, first = np.unique(keys[order], return_index=True)
+    best = np.lexsort((keys, -similarities[order][first]))
+    smaller, larger = np.divmod(keys[best], n)
+    values = similarities[order][first][best]
+    return list(zip(smaller.tolist(), larger.tolist(), values.tolist(), strict=True))
