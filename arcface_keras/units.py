@@ -67,7 +67,7 @@ _SPELLINGS = {
     for word in words.split()
 }
 _WORDS = "|".join(re.escape(word) for word in sorted(_SPELLINGS, key=len, reverse=True))
-_NUMBER = r"\d+(?:[.,]\d+)*(?:/\d+)?"
+_NUMBER = r"\d{1,12}(?:[.,]\d{1,12}){0,4}(?:/\d{1,12})?"
 _TIMES = r"\s*[x\u00d7*@]\s*"
 _UNIT = rf"\s*-?\s*({_WORDS})(?![a-wyz0-9]|x(?!\d)|-\d)"
 _ITEM = rf"({_NUMBER})(?:{_UNIT}|(?={_TIMES}\d)|(?!\w))"

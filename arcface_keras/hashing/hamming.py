@@ -2,7 +2,7 @@
 
 Hashes are cut into radius + 1 pieces. Two hashes within the radius differ in at most `radius` of them, so
 they agree in one piece at least (the pigeonhole principle of multi-index hashing; Norouzi, Punjani and Fleet,
-Fast Exact Search in Hamming Space With Multi-Index Hashing, 2014): only hashes with an equal piece are compared.
+Fast Exact Search in Hamming Space With Multi-Index Hashing, 2014): only those are compared.
 """
 
 import itertools

@@ -130,7 +130,7 @@ class TitleVectorizer:
         From the test titles alone, as the public kernels do, similarities depend on their number; from the
         training titles alone they do not, but new words are unknown. None or NaN counts as an empty title.
         """
-        given = [(name, list(t)) for name, t in (("train", train), ("test", test)) if t is not None]
+        given = [(name, titles) for name, titles in (("train", train), ("test", test)) if titles is not None]
         if not given:
             raise ValueError("fit needs train, test or both. Received: train=None, test=None.")
         texts = [text for _, titles in given for text in _normalized(titles)]
@@ -231,6 +231,8 @@ def _vectorizer(option: TermOptions, vocabulary: list[str] | None = None) -> Any
 
 def _fitted(part: Any, texts: list[str]) -> Any:
     """The fitted vectorizer, or None where the texts hold no term: scikit-learn makes that an error."""
+    if len(texts) < part.min_df:
+        return None
     try:
         return part.fit(texts)
     except ValueError as error:
