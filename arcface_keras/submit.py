@@ -66,15 +66,7 @@ def read_submission(path: str | Path, ids: Sequence[str] | None = None) -> dict[
             matches that are blank, repeated, unknown, more than 50, or without the row's own id.
     """
     path = Path(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = list(csv.reader(file, strict=True)) or [[]]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"A submission must be well formed CSV in UTF-8. Received: {path}: {error}."
-        ) from error
-    if header != COLUMNS:
-        raise ValueError(f"A submission must have exactly the columns {COLUMNS}. Received: {path}: {header}.")
+    rows = read_rows(path, COLUMNS)
     problems: list[str] = []
     result: dict[str, list[str]] = {}
     for number, row in enumerate(rows, start=1):
@@ -98,13 +90,33 @@ def read_submission(path: str | Path, ids: Sequence[str] | None = None) -> dict[
             ]
     missing = [name for name in ids or () if name not in result]
     problems += [f"posting_id {name!r} is missing" for name in missing]
+    raise_problems(path, "A submission must list every posting_id once with valid matches", problems)
+    return result
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[list[str]]:
+    """Rows of a CSV file in UTF-8 that must have exactly these columns."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, *rows = list(csv.reader(file, strict=True)) or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"A submission must be well formed CSV in UTF-8. Received: {path}: {error}."
+        ) from error
+    if header != list(columns):
+        raise ValueError(
+            f"A submission must have exactly the columns {list(columns)}. Received: {path}: {header}."
+        )
+    return rows
+
+
+def raise_problems(path: Path, rule: str, problems: list[str]) -> None:
+    """Raise the first problems of a file and how many there are, where there are any."""
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise ValueError(
-            f"A submission must list every posting_id once with valid matches. Received: {path} with "
-            f"{len(problems)} problems: {'; '.join(problems[:_SHOWN])}{more}."
+            f"{rule}. Received: {path} with {len(problems)} problems: {'; '.join(problems[:_SHOWN])}{more}."
         )
-    return result
 
 
 def _faults(name: str, matches: Sequence[str], known: set[str]) -> list[str]:
