@@ -111,7 +111,7 @@ def test_head_and_its_state_survive_both_formats(name, tmp_path):
     other = trainer(make_head(name, **options))
     other.optimizer.build(other.trainable_variables)
     other.load_weights(tmp_path / "model.weights.h5")
-    for weight, again, moved in zip(model.weights, loaded.weights, other.weights, strict=True):
+    for weight, again, moved in zip(model.variables, loaded.variables, other.variables, strict=True):
         np.testing.assert_array_equal(values(weight), values(again), err_msg=weight.path)
         np.testing.assert_array_equal(values(weight), values(moved), err_msg=weight.path)
 

@@ -277,7 +277,7 @@ class MarginHead(keras.layers.Layer):
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def load_own_variables(self, store: Any) -> None:
-        if self.built and "0" in store:
+        if self.built and "0" in store.keys():  # noqa: SIM118 -- a store of an HDF5 file has keys, no iterator
             saved, here = tuple(store["0"].shape), tuple(self.W.shape)
             if len(saved) == 2 and saved != here:
                 raise ValueError(

@@ -39,6 +39,17 @@ class ElasticHead(MarginHead):
         noise = noise if self.margin_schedule is None else self.margin_factor * noise
         return rows.margin + noise
 
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)
+        # Keras leaves the state of seed generators out of its files.
+        store["seed_state"] = ops.convert_to_numpy(self.seed_generator.state)
+
+    def load_own_variables(self, store: Any) -> None:
+        keys = list(store.keys())
+        if "seed_state" in keys:
+            self.seed_generator.state.assign(store["seed_state"])
+        super().load_own_variables({key: store[key] for key in keys if key != "seed_state"})
+
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"std": self.std, "plus": self.plus, "seed": self.seed}
 
