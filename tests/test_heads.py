@@ -133,8 +133,8 @@ def test_head_margin_lowers_the_target_logit_only_in_training(name):
     ],
     ids=lambda labels: f"{type(labels).__name__}-{getattr(labels, 'dtype', '')}-{np.shape(labels)}",
 )
-def test_head_reads_every_form_of_labels(name, labels):
-    head = built(name)
+def test_head_reads_every_form_of_labels(labels):
+    head = built("curricular")
     expected = values(head([X, Y.astype("int32")]))
     np.testing.assert_array_equal(values(head([X, labels])), expected)
     np.testing.assert_array_equal(values(head((X, labels))), expected)
@@ -166,9 +166,9 @@ def test_head_of_as_many_classes_as_rows_tells_the_forms_apart_by_rank():
         (np.zeros((6, 5)), r"every one-hot label row must have a positive entry.*\[0, 1, 2, 3, 4, 5\]"),
     ],
 )
-def test_head_names_labels_that_can_not_be_right(name, labels, message):
+def test_head_names_labels_that_can_not_be_right(labels, message):
     with pytest.raises(ValueError, match=message):
-        built(name)([X, labels])
+        built("arc")([X, labels])
 
 
 def test_check_labels_names_the_first_ten_of_many_bad_labels():
@@ -190,16 +190,13 @@ def compiled(function):
     pytest.skip("Keras compiles no graph on this backend")
 
 
-@pytest.mark.parametrize("bad", [-1, 5, 2**31 - 1])
-def test_head_in_a_compiled_graph_gives_nan_for_a_wrong_label(name, bad):
+def test_head_in_a_compiled_graph_gives_nan_for_a_wrong_label(name):
     head = built(name)
-    labels = np.array([0, bad, 1, 1, 4, 2], "int32")
+    labels = np.array([-1, 5, 2**31 - 1, 1, 4, 2], "int32")
     run = compiled(lambda x, y: head([x, y]))
     logits = values(run(ops.convert_to_tensor(X), ops.convert_to_tensor(labels)))
-    assert np.isnan(logits[1]).all()
-    good = [0, 2, 3, 4, 5]
-    expected = values(head([X, Y]))
-    np.testing.assert_allclose(logits[good], expected[good], atol=1e-4)
+    assert np.isnan(logits[:3]).all()
+    np.testing.assert_allclose(logits[3:], values(head([X, Y]))[3:], atol=1e-4)
 
 
 def test_head_compiled_equals_eager(name):
@@ -207,13 +204,12 @@ def test_head_compiled_equals_eager(name):
     x, y = ops.convert_to_tensor(X), ops.convert_to_tensor(Y.astype("int32"))
     run = compiled(lambda x, y: head([x, y]))
     np.testing.assert_allclose(values(run(x, y)), values(head([x, y])), atol=1e-4)
-    np.testing.assert_allclose(values(run(x[:3], y[:3])), values(head([x[:3], y[:3]])), atol=1e-4)
 
 
 def test_head_gradients_equal_central_differences(name):
     need_float64()
-    head = built(name, dtype="float64")
-    x = RNG.normal(size=(6, 4))
+    head = built(name, dim=3, dtype="float64")
+    x = RNG.normal(size=(6, 3))
     W = values(head.W)
     _, dx, dW = loss_and_gradients(head, x, Y, training=None)
 
@@ -382,9 +378,9 @@ def ignored_gradients(head, x, y):
         (lambda: np.zeros((2, 7), "float32"), r"embeddings must have 4 dimensions.*shape \(2, 7\)"),
     ],
 )
-def test_head_refuses_inputs_of_another_form(name, inputs, message):
+def test_head_refuses_inputs_of_another_form(inputs, message):
     with pytest.raises(ValueError, match=message):
-        built(name)(inputs())
+        built("arc")(inputs())
 
 
 @pytest.mark.parametrize(

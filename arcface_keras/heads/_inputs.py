@@ -1,5 +1,6 @@
 """The two input forms of a head: `embeddings` and `[embeddings, labels]`."""
 
+import importlib
 from typing import Any
 
 import keras
@@ -64,3 +65,10 @@ def check_shapes(input_shape: Any, n_classes: int, dim: int | None, name: str) -
             f"Received: embeddings of shape {shapes[0]}."
         )
     return shapes
+
+
+def is_outermost(layer: Any) -> bool:
+    """Tell whether `layer` was called by the user and not by another layer or model."""
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    context = state.get_global_attribute("current_call_ctx")
+    return context is None or context.entry_layer is layer

@@ -126,6 +126,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _first(values: np.ndarray) -> str:
-    named = ", ".join(str(value) for value in values[:MAX_NAMED].tolist())
+    whole = [int(value) if value == value // 1 else value for value in values[:MAX_NAMED].tolist()]
+    named = ", ".join(map(str, whole))
     more = f", ... ({len(values)} in all)" if len(values) > MAX_NAMED else ""
     return f"[{named}{more}]"

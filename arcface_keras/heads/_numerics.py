@@ -31,11 +31,39 @@ def safe_normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     return unit, ops.where(positive, length * peak, ops.zeros_like(length))
 
 
+@ops.custom_gradient
+def cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple[Tensor, Tensor]]]:
+    """Return the cosines (B, C) of unit rows (B, D) with the columns of `W` (D, C); 0 for a zero column.
+
+    The columns of the product are scaled by 1 / ||w||, which is B x C work where normalising `W` is D x C.
+    The gradient is written out, because the automatic one passes over D x C more often:
+    d unit = (g / ||w||) W^T and dW = unit^T (g / ||w||) - w_c sum_b(g cos) / ||w_c||^2, 0 for a zero column.
+    """
+    inverse = inverse_column_norms(W)
+    cosine = (unit @ W) * inverse
+
+    def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        upstream = args[0] if upstream is None else upstream
+        scaled = upstream * inverse
+        radial = ops.sum(upstream * cosine, axis=0) * ops.square(inverse)
+        return scaled @ ops.transpose(W), ops.transpose(unit) @ scaled - W * radial
+
+    return cosine, gradient
+
+
+def read(variable: Any) -> Tensor:
+    """Return the value of a Keras variable as a tensor; TensorFlow's custom gradients take no variables."""
+    value = variable.value
+    if keras.backend.backend() == "tensorflow":
+        value = importlib.import_module("tensorflow").convert_to_tensor(value)
+    return value
+
+
 def inverse_column_norms(W: Tensor) -> Tensor:
-    """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,); 0, with zero gradient, for a zero column."""
-    squares = ops.sum(ops.square(W), axis=0)
-    positive = squares > 0
-    inverse = ops.rsqrt(ops.where(positive, squares, ops.ones_like(squares)))
+    """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,), and 0 for a zero column."""
+    norms = ops.sqrt(ops.sum(ops.square(W), axis=0))
+    positive = norms > 0
+    inverse = 1.0 / ops.where(positive, norms, ops.ones_like(norms))
     return ops.where(positive, inverse, ops.zeros_like(inverse))
 
 

@@ -42,7 +42,8 @@ class AdaFace(MarginHead):
 
     Example:
 
-    >>> AdaFace(n_classes=3)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = AdaFace(n_classes=3)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:

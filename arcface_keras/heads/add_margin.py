@@ -23,7 +23,8 @@ class AddMarginProduct(MarginHead):
 
     Example:
 
-    >>> AddMarginProduct(n_classes=3, m=0.35)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = AddMarginProduct(n_classes=3, m=0.35)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:

@@ -46,7 +46,7 @@ class ArcMarginProduct(MarginHead):
     Example:
 
     >>> head = ArcMarginProduct(n_classes=3, s=30, m=0.5)
-    >>> head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:

@@ -10,9 +10,9 @@ import numpy as np
 from keras import ops
 
 from arcface_keras.heads._checks import check_count, check_ignore_label, check_margin, check_number
-from arcface_keras.heads._inputs import check_shapes, is_plain, shapes, split
+from arcface_keras.heads._inputs import check_shapes, is_outermost, is_plain, shapes, split
 from arcface_keras.heads._labels import check_labels, concrete, to_sparse
-from arcface_keras.heads._numerics import Tensor, inverse_column_norms, safe_normalize
+from arcface_keras.heads._numerics import Tensor, cosine_product, read, safe_normalize
 from arcface_keras.heads.losses import SmoothedCrossentropy
 from arcface_keras.heads.schedules import MANUAL, get_schedule, serialize_schedule
 
@@ -69,7 +69,10 @@ class MarginHead(keras.layers.Layer):
 
     Call arguments:
         inputs: `embeddings`, or `[embeddings, labels]` (list or tuple).
-        training: With labels, anything but False gives margin logits. State moves when it is True.
+        training: With labels, True gives margin logits and moves the state; False gives plain ones. A head
+            called on its own without `training` gives margin logits and leaves the state alone; within a
+            model, a call without `training` is inference, as everywhere in Keras: `model([x, y])`, like
+            `predict` and an exported model, does not see the label.
 
     Input shape:
         embeddings (batch, D); labels (batch,), (batch, 1) or one-hot (batch, n_classes). A (batch, 1)
@@ -183,7 +186,7 @@ class MarginHead(keras.layers.Layer):
         embeddings, labels = split(inputs)
         self._shapes_of(shapes(embeddings, labels))
         unit, norms = safe_normalize(ops.cast(embeddings, self.compute_dtype))
-        if labels is None or (training is not None and not training):
+        if labels is None or not (is_outermost(self) if training is None else training):
             return self.plain_logits(self.cosines(unit))
         known = concrete(labels)
         if known is not None:
@@ -223,11 +226,8 @@ class MarginHead(keras.layers.Layer):
         return SmoothedCrossentropy(ignore_class=self.ignore_label)
 
     def cosines(self, unit: Tensor) -> Tensor:
-        """Return the cosine of unit rows (B, D) with every class, (B, n_classes).
-
-        The columns of the product are scaled by 1 / ||w||, which is B x C work instead of D x C.
-        """
-        cosine = (unit @ ops.convert_to_tensor(self.W)) * inverse_column_norms(ops.convert_to_tensor(self.W))
+        """Return the cosine of unit rows (B, D) with every class, (B, n_classes)."""
+        cosine = cosine_product(unit, read(self.W))
         if self.sub_centers > 1:
             cosine = ops.max(ops.reshape(cosine, (-1, self.n_classes, self.sub_centers)), axis=2)
         return cosine

@@ -33,7 +33,8 @@ class CombinedMarginProduct(MarginHead):
 
     Example:
 
-    >>> CombinedMarginProduct(n_classes=3, m1=1.2, m2=0.3, m3=0.1)(np.eye(3, 4, dtype="float32")).shape
+    >>> head = CombinedMarginProduct(n_classes=3, m1=1.2, m2=0.3, m3=0.1)
+    >>> tuple(head(np.eye(3, 4, dtype="float32")).shape)
     (3, 3)
 
     Reference:

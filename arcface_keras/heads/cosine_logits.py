@@ -23,7 +23,7 @@ class CosineLogits(MarginHead):
 
     Example:
 
-    >>> CosineLogits(n_classes=3)(np.eye(3, 4, dtype="float32")).shape
+    >>> tuple(CosineLogits(n_classes=3)(np.eye(3, 4, dtype="float32")).shape)
     (3, 3)
     """
 

@@ -39,7 +39,7 @@ class DynamicArcMarginProduct(ArcMarginProduct):
 
     >>> head = DynamicArcMarginProduct([3, 15, 200, 50, 1000])
     >>> np.round(head.m, 3)
-    array([0.5  , 0.282, 0.092, 0.172, 0.05 ])
+    array([0.5  , 0.305, 0.118, 0.203, 0.05 ])
 
     Reference:
         Ha et al., "Google Landmark Recognition 2020 Competition Third Place Solution", 2020,

@@ -73,7 +73,8 @@ class ElasticArcFace(ElasticHead):
 
     Example:
 
-    >>> ElasticArcFace(n_classes=3)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = ElasticArcFace(n_classes=3)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:
@@ -122,7 +123,8 @@ class ElasticCosFace(ElasticHead):
 
     Example:
 
-    >>> ElasticCosFace(n_classes=3)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = ElasticCosFace(n_classes=3)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:

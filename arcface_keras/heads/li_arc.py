@@ -28,7 +28,8 @@ class LiArcFace(MarginHead):
 
     Example:
 
-    >>> LiArcFace(n_classes=3)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = LiArcFace(n_classes=3)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:

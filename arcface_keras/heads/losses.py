@@ -123,7 +123,7 @@ class MarginLoss(SmoothedCrossentropy):
     Example:
 
     >>> loss = MarginLoss(CombinedMarginProduct(3, m2=0.3, m3=0.2))
-    >>> loss(np.array([0]), np.eye(1, 3, dtype="float32")).shape
+    >>> tuple(loss(np.array([0]), np.eye(1, 3, dtype="float32")).shape)
     ()
     """
 

@@ -39,7 +39,8 @@ class MagFace(MarginHead):
 
     Example:
 
-    >>> MagFace(n_classes=3)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = MagFace(n_classes=3)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:

@@ -50,7 +50,8 @@ class MVArcSoftmax(MVHead):
 
     Example:
 
-    >>> MVArcSoftmax(n_classes=3, t=1.2)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = MVArcSoftmax(n_classes=3, t=1.2)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:
@@ -96,7 +97,8 @@ class MVAddMargin(MVHead):
 
     Example:
 
-    >>> MVAddMargin(n_classes=3, t=1.2)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = MVAddMargin(n_classes=3, t=1.2)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:

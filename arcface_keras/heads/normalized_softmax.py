@@ -20,7 +20,7 @@ class NormalizedSoftmax(MarginHead):
 
     Example:
 
-    >>> NormalizedSoftmax(n_classes=3)(np.eye(3, 4, dtype="float32")).shape
+    >>> tuple(NormalizedSoftmax(n_classes=3)(np.eye(3, 4, dtype="float32")).shape)
     (3, 3)
 
     Reference:

@@ -46,6 +46,10 @@ class Warmup:
     def get_config(self) -> dict[str, Any]:
         return {"steps": self.steps, "start": self.start, "end": self.end, "begin": self.begin}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Warmup":
+        return cls(**config)
+
 
 @keras.saving.register_keras_serializable(package="arcface_keras")
 class Stages:
@@ -79,6 +83,10 @@ class Stages:
 
     def get_config(self) -> dict[str, Any]:
         return {"boundaries": self.boundaries, "factors": self.factors}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Stages":
+        return cls(**config)
 
 
 def get_schedule(name: str, schedule: Any) -> Any:

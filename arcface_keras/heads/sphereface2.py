@@ -35,7 +35,8 @@ class SphereFace2(MarginHead):
 
     Example:
 
-    >>> SphereFace2(n_classes=3)([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape
+    >>> head = SphereFace2(n_classes=3)
+    >>> tuple(head([np.eye(3, 4, dtype="float32"), np.array([0, 1, 2])]).shape)
     (3, 3)
 
     Reference:

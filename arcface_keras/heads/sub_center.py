@@ -30,7 +30,7 @@ class SubCenterArcMarginProduct(ArcMarginProduct):
     Example:
 
     >>> head = SubCenterArcMarginProduct(n_classes=3, sub_centers=2)
-    >>> head(np.eye(3, 4, dtype="float32")).shape, head.W.shape
+    >>> tuple(head(np.eye(3, 4, dtype="float32")).shape), tuple(head.W.shape)
     ((3, 3), (4, 6))
 
     Reference:
