@@ -68,7 +68,7 @@ class AdaCos(MarginHead):
 
     def scale(self) -> Any:
         scale: Any = ops.convert_to_tensor(self.adaptive_s) if self.dynamic else self.s
-        return scale if self.scale_schedule is None else self.scale_factor * scale
+        return scale if self.scale_schedule is None else ops.convert_to_tensor(self.scale_factor) * scale
 
     def update_state(self, cosine: Tensor, target: Tensor, rows: Rows) -> None:
         if not self.dynamic:

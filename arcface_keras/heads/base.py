@@ -237,12 +237,12 @@ class MarginHead(keras.layers.Layer):
         margin: Any = self.m
         if isinstance(self.m, tuple):
             margin = ops.expand_dims(ops.take(self.class_margins, labels, axis=0), 1)
-        return margin if self.margin_schedule is None else self.margin_factor * margin
+        return margin if self.margin_schedule is None else ops.convert_to_tensor(self.margin_factor) * margin
 
     def scale(self) -> Any:
         """Return the scale of the logits, a float or a scalar."""
         scale: Any = ops.convert_to_tensor(self.s_weight) if self.learnable_scale else self.s
-        return scale if self.scale_schedule is None else self.scale_factor * scale
+        return scale if self.scale_schedule is None else ops.convert_to_tensor(self.scale_factor) * scale
 
     def update_state(self, cosine: Tensor, target: Tensor, rows: Rows) -> None:
         """Move the state of the head; called in training steps only, before the logits are made."""

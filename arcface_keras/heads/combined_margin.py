@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from arcface_keras.heads._checks import check_choice, check_number
 from arcface_keras.heads.arc_margin import BEYOND_PI
@@ -62,7 +63,7 @@ class CombinedMarginProduct(MarginHead):
             )
 
     def modify_target(self, cosine: Tensor, rows: Rows) -> Tensor:
-        factor: Any = 1.0 if self.margin_schedule is None else self.margin_factor
+        factor: Any = 1.0 if self.margin_schedule is None else ops.convert_to_tensor(self.margin_factor)
         m3 = factor * self.m3
         if self.m1 == 1.0 and self.beyond_pi != "smooth":
             return additive_angular(cosine, rows.margin) - m3

@@ -36,7 +36,7 @@ class ElasticHead(MarginHead):
         )
         if self.plus:
             noise = ops.take(ops.sort(noise, axis=0)[:, 0], descending_ranks(cosine[:, 0]), axis=0)[:, None]
-        noise = noise if self.margin_schedule is None else self.margin_factor * noise
+        noise = noise if self.margin_schedule is None else ops.convert_to_tensor(self.margin_factor) * noise
         return rows.margin + noise
 
     def save_own_variables(self, store: Any) -> None:

@@ -83,7 +83,7 @@ class MagFace(MarginHead):
             self.add_loss(self.lambda_g * self.regularizer(lengths, rows))
         margin = self.l_m + (self.u_m - self.l_m) / (self.u_a - self.l_a) * (lengths - self.l_a)
         if self.margin_schedule is not None:
-            margin = self.margin_factor * margin
+            margin = ops.convert_to_tensor(self.margin_factor) * margin
         return additive_angular(cosine, margin, self.beyond_pi, self.easy_margin)
 
     def regularizer(self, lengths: Tensor, rows: Rows) -> Tensor:
