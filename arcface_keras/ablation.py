@@ -210,5 +210,5 @@ def _draw(
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel(
-        "mean row F1 on unseen identities (lines: 90 % interval of the gain; diamonds: the step alone)"
+        "mean row F1 on unseen identities\n(lines: 90 % interval of the gain; diamonds: the step alone)"
     )
