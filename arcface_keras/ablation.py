@@ -20,6 +20,7 @@ from arcface_keras.postprocess.checks import blank_entries, check_count
 __all__ = ["ablate", "waterfall"]
 
 _DRAWS = 2000
+_ENDS = ("gain_low", "gain_high")
 _METRICS = ("row_f1", "row_precision", "row_recall", "recall@1", "map@5")
 
 
@@ -198,7 +199,7 @@ def _draw(
     axes.barh(lines, gains, left=before[:-1], color=colors)
     for line, row, level in zip(lines, ordered, before, strict=False):
         axes.plot([level + row["gain_low"], level + row["gain_high"]], [line, line], color="black", lw=1)
-    axes.plot([row["row_f1"] for row in alone], lines, "D", ms=5, mfc="white", mec="black", label="alone")
+    axes.plot([row["row_f1"] for row in alone], lines, "D", ms=5, mfc="white", mec="black")
     for line, (value, gain) in enumerate(zip([*before, final], [None, *gains, None], strict=True)):
         text = f" {value:.3f}" if gain is None else f" {gain:+.3f}"
         axes.annotate(text, (1.0, line), xycoords=("axes fraction", "data"), va="center")
@@ -208,9 +209,6 @@ def _draw(
     axes.set_xlim(min(seen) - margin, max(seen) + margin)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("mean row F1 on unseen identities (lines: 90 % interval of the gain)")
-    if alone:
-        axes.legend(loc="lower right", frameon=False)
-
-
-_ENDS = ("gain_low", "gain_high")
+    axes.set_xlabel(
+        "mean row F1 on unseen identities\n(lines: 90 % interval of the gain; diamonds: the step alone)"
+    )

@@ -21,6 +21,7 @@ from arcface_keras.postprocess import (
     blend_neighborhoods,
     group_sizes,
 )
+from arcface_keras.postprocess.mutual_filter import neighbor_ranks
 
 Lists = list[dict[int, float]]
 QUICK = settings(max_examples=60, deadline=None)
@@ -114,6 +115,14 @@ def test_mutual_filter_equals_its_rule(case: tuple[NeighborGraph, Embeddings], m
     result = apply_steps(graph, embeddings, [("mutual_filter", {"max_rank": max_rank})])
     for i, after in enumerate(others(result)):
         assert list(after) == [j for j in lists[i] if near(i, j) and near(j, i)]
+
+
+def test_ranks_count_the_strictly_nearer_others() -> None:
+    rows = np.array([[1, 0], [1, 0], [0, 1], [1, 0], [0.6, 0.8]])
+    graph = find_neighbors(Embeddings(list("abcde"), rows), k=5)
+    assert [graph.row(i)[0].tolist() for i in (0, 2)] == [[0, 1, 3, 4, 2], [2, 4, 0, 1, 3]]
+    ranks = neighbor_ranks(graph).reshape(5, 5)
+    assert ranks[[0, 2]].tolist() == [[0, 1, 1, 3, 4], [0, 1, 2, 2, 2]]
 
 
 @given(scored_graphs(), st.dictionaries(st.integers(1, 6), st.integers(0, 4), min_size=1))

@@ -157,10 +157,11 @@ def _table(
         )
     n = graphs[0].n_rows
     keys = [graph.row_numbers * n + graph.indices for graph in graphs]
-    pairs = np.unique(np.concatenate(keys))
+    pairs, lines = np.unique(np.concatenate(keys), return_inverse=True)
     table = np.full((len(pairs), len(graphs)), np.nan)
-    for number, (graph, own) in enumerate(zip(graphs, keys, strict=True)):
-        table[np.searchsorted(pairs, own), number] = graph.similarities
+    ends = np.cumsum([len(own) for own in keys])
+    for number, (graph, own) in enumerate(zip(graphs, np.split(lines, ends[:-1]), strict=True)):
+        table[own, number] = graph.similarities
     if embeddings is not None:
         _fill_from_embeddings(table, pairs, n, embeddings)
     elif floors is not None:

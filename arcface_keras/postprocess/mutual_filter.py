@@ -47,9 +47,11 @@ def neighbor_ranks(graph: NeighborGraph) -> np.ndarray:
 def reverse_entries(graph: NeighborGraph) -> np.ndarray:
     """(entries,) position of the entry (j, i) for every entry (i, j), -1 where there is none."""
     rows, columns, n = graph.row_numbers, graph.indices.astype(np.int64), graph.n_rows
-    keys = rows * n + columns
-    order = np.argsort(keys)
-    wanted = columns * n + rows
-    found = np.searchsorted(keys, wanted, sorter=order)
-    found = order[np.minimum(found, max(len(keys) - 1, 0))]
-    return np.where(keys[found] == wanted, found, -1)
+    keys, wanted = rows * n + columns, columns * n + rows
+    order, wanted_order = np.argsort(keys), np.argsort(wanted)
+    # Sorted on both sides, the search walks through memory instead of jumping.
+    place = np.searchsorted(keys[order], wanted[wanted_order])
+    found = order[np.minimum(place, max(len(keys) - 1, 0))]
+    reverse = np.empty(len(keys), dtype=np.int64)
+    reverse[wanted_order] = np.where(keys[found] == wanted[wanted_order], found, -1)
+    return reverse
