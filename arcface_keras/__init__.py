@@ -39,6 +39,7 @@ _EXPORTS = {
     "SphereFace2Loss": "heads",
     "Stages": "heads",
     "SubCenterArcMarginProduct": "heads",
+    "SubCenterUse": "heads",
     "Warmup": "heads",
     "build_embedder": "models",
     "build_trainer": "models",

@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,9 @@ __all__ = ["Matches", "match", "match_embeddings", "parse_steps"]
 logger = logging.getLogger(__name__)
 
 Step = tuple[str, dict[str, Any]]
+
+_COMMA = re.compile(r",(?![^({\[]*[)}\]])")
+"""A comma outside brackets."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ def match_embeddings(
         held_out: listings of unseen groups, on which the threshold is chosen if none is given.
         k: candidates of each listing, itself included.
         steps: post-processing, as for `apply_steps`; held-out listings pass through the same.
-        threshold: similarity from which on a pair matches.
+        threshold: similarity from which on a pair matches; where a step has cut the graph higher, its cut
+            stands.
         memory_mb: for the search.
         progress: show a bar.
 
@@ -78,6 +83,8 @@ def match_embeddings(
         threshold = calibration.threshold
     ranking = find_neighbors(embeddings, k=k, memory_mb=memory_mb, progress=progress)
     ranking = _without_zero_rows(apply_steps(ranking, embeddings, steps), embeddings)
+    if ranking.threshold is not None:
+        threshold = max(threshold, ranking.threshold)
     graph = apply_steps(ranking, embeddings, [("threshold", {"threshold": threshold})])
     return Matches(graph, ranking, threshold, calibration)
 
@@ -121,14 +128,14 @@ def parse_steps(text: str) -> list[Step]:
     """Read steps written as `name:option=value,option=value`, separated by spaces.
 
     Example:
-        >>> parse_steps("alpha_query_expansion:k=5,alpha=1 cap:k=50")
-        [('alpha_query_expansion', {'k': 5, 'alpha': 1}), ('cap', {'k': 50})]
+        >>> parse_steps("alpha_query_expansion:k=5,alpha=1 chisel:sizes={2:10,3:4}")
+        [('alpha_query_expansion', {'k': 5, 'alpha': 1}), ('chisel', {'sizes': {2: 10, 3: 4}})]
     """
     steps = []
     for word in text.split():
         name, _, written = word.partition(":")
         options = {}
-        for part in filter(None, written.split(",")):
+        for part in filter(None, _COMMA.split(written)):
             key, equals, value = part.partition("=")
             if not equals or not key.isidentifier():
                 raise ValueError(

@@ -17,6 +17,10 @@ def test_steps_are_read_from_text() -> None:
     ]
     assert parse_steps("  ") == []
     assert parse_steps("a:how=best") == [("a", {"how": "best"})]
+    assert parse_steps("chisel:sizes={2:10,3:4},k=1 b:t=(.5,.6),u=[1,2]") == [
+        ("chisel", {"sizes": {2: 10, 3: 4}, "k": 1}),
+        ("b", {"t": (0.5, 0.6), "u": [1, 2]}),
+    ]
 
 
 @pytest.mark.parametrize("text", ["cap:50", "cap:k=5,=3", "cap:1k=5"])
@@ -45,6 +49,13 @@ def test_match_keeps_pairs_from_the_threshold_on() -> None:
         ["b", "a"],
         ["c"],
     ]
+
+
+def test_match_after_a_step_that_cuts_keeps_the_higher_cut() -> None:
+    steps = [("threshold", {"threshold": 0.7})]
+    matches = match_embeddings(three(), threshold=0.5, steps=steps)
+    assert matches.graph.to_lists(three().ids) == [["a", "b"], ["b", "a"], ["c"]]
+    assert matches.threshold == pytest.approx(0.7)
 
 
 def test_match_of_a_zero_row_is_itself_alone_even_below_zero() -> None:

@@ -20,6 +20,7 @@ from arcface_keras.heads.normalized_softmax import NormalizedSoftmax
 from arcface_keras.heads.schedules import Stages, Warmup
 from arcface_keras.heads.sphereface2 import SphereFace2
 from arcface_keras.heads.sub_center import SubCenterArcMarginProduct
+from arcface_keras.heads.sub_center_use import SubCenterUse
 
 HEADS: dict[str, type[MarginHead]] = {
     "arc": ArcMarginProduct,
@@ -66,6 +67,7 @@ __all__ = [
     "SphereFace2Loss",
     "Stages",
     "SubCenterArcMarginProduct",
+    "SubCenterUse",
     "Warmup",
     "check_labels",
 ]
