@@ -17,10 +17,11 @@ def train(policy: str, steps: int) -> tuple[list[float], np.ndarray, keras.Layer
         keras.utils.set_random_seed(0)
         x, y = keras.Input((DIM,)), keras.Input((), dtype="int32")
         embedding = keras.layers.Dense(DIM)(x)
-        head = ArcMarginProduct(N_CLASSES, s=64.0, m=0.5)
+        columns = keras.initializers.RandomNormal(stddev=1.0, seed=0)
+        head = ArcMarginProduct(N_CLASSES, s=64.0, m=0.5, kernel_initializer=columns)
         model = keras.Model([x, y], head([embedding, y]))
         model.compile(
-            keras.optimizers.SGD(0.003),
+            keras.optimizers.SGD(0.004),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             jit_compile=False,
         )
