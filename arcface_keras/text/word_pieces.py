@@ -63,7 +63,7 @@ def split_words(text: str) -> list[str]:
     marks = []
     for character in unicodedata.normalize("NFD", text.lower()):
         category = unicodedata.category(character)
-        if character.isspace():
+        if character in "\t\n\r" or category.startswith("Z"):
             marks.append(" ")
         elif category == "Mn" or category.startswith("C") or character == "\ufffd":
             continue
