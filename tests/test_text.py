@@ -289,6 +289,15 @@ def test_vectorizer_joins_kinds_of_terms_by_weight() -> None:
     np.testing.assert_allclose(cosines[2], (cosines[0] + 4 * cosines[1]) / 5, atol=1e-6)
 
 
+def test_vectorizer_joins_codes_where_asked() -> None:
+    titles = ["PS-LX350H", "pslx350h", "a.b/c", "abc", "2.5 10/100", "25 10100"]
+    for joined, partners in ((True, [1, 0, 3, 2, None, None]), (False, [None] * 6)):
+        rows = TitleVectorizer(TermOptions(join_codes=joined)).fit(test=titles).transform(titles)
+        graph = find_text_neighbors(rows, threshold=0.99)
+        found = [row[1:] for row in graph.to_lists(range(6))]
+        assert found == [[] if partner is None else [partner] for partner in partners]
+
+
 def test_vectorizer_keeps_the_most_frequent_terms() -> None:
     titles = ["a b", "a b c", "a d"]
     vectorizer = TitleVectorizer(TermOptions(max_features=2)).fit(test=titles)
@@ -321,7 +330,10 @@ def test_vectorizer_files_are_named_in_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TitleVectorizer("bert"), r"options must be one of \['deotte'.*Received: options='bert'"),
+        (
+            lambda: TitleVectorizer("bert"),
+            r"options must be one of \['chars', 'deotte'.*Received: options='bert'",
+        ),
         (lambda: TitleVectorizer([]), "options must be TermOptions"),
         (lambda: TitleVectorizer().fit(), "fit needs train, test or both"),
         (lambda: TitleVectorizer().transform(["a"]), "call fit first"),
