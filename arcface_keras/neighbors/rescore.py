@@ -31,16 +31,21 @@ def pair_similarities(
     return result
 
 
-def product_error(queries: np.ndarray) -> np.ndarray:
-    """(m,) float32: how far float32 products of each query with unit rows may be from their similarities.
+def float32_error(d: int) -> float:
+    """How far a float32 product of two unit rows of d columns may be from their similarity.
 
     The classical bound |fl(x.y) - x.y| <= gamma_d |x| |y|, gamma_d = d u / (1 - d u), u = 2^-24, holds for
     any order of summation (Higham, Accuracy and Stability of Numerical Algorithms, eq. 3.5); the rounding of
-    the result is added. Products of a zero row are exact.
+    the result is added.
     """
-    unit = queries.shape[1] * 2.0**-24
+    unit = d * 2.0**-24
     gamma = unit / (1 - unit) if unit < 0.5 else 2.0
-    error = np.full(len(queries), gamma * (1 + UNIT_TOLERANCE) ** 2 + 2.0**-23, dtype=np.float32)
+    return gamma * (1 + UNIT_TOLERANCE) ** 2 + 2.0**-23
+
+
+def product_error(queries: np.ndarray) -> np.ndarray:
+    """(m,) float32: `float32_error` of each query, and 0 for zero rows, whose products are exact."""
+    error = np.full(len(queries), float32_error(queries.shape[1]), dtype=np.float32)
     suspects = np.flatnonzero(queries[:, 0] == 0)
     error[suspects[~queries[suspects].any(axis=1)]] = 0
     return error
