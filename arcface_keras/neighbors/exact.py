@@ -1,7 +1,7 @@
 """The exact engine: float32 products tile by tile, near the speed of the machine's matrix product.
 
-For a self-join only the tiles of the upper triangle are computed, each pair once. The lists are the same bytes
-for every tile size and number of threads (see `join`).
+For a self-join only the tiles of the upper triangle are computed, each pair once. The lists are the same
+bytes for every tile size and number of threads (see `join`).
 """
 
 import math

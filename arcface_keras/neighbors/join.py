@@ -1,8 +1,8 @@
 """From products of tiles to a graph: what every exact-by-rescoring engine does with what it multiplies.
 
-A float32 product finds candidates only, with a proven bound of its rounding error; the similarities that count
-come from `pair_similarities`. So an engine may multiply where and how it likes, and its lists are those of a
-float64 brute force rounded to float32.
+A float32 product finds candidates only, with a proven bound of its rounding error; the similarities that
+count come from `pair_similarities`. So an engine may multiply where and how it likes, and its lists are those
+of a float64 brute force rounded to float32.
 """
 
 import threading
@@ -103,9 +103,10 @@ class Join:
         if limits.columns is not None:
             mask |= strip >= limits.columns
         found = np.flatnonzero(mask)
-        if self.k is not None and one_sided and strip.shape[1] > self.k and len(found) > 2 * self.k * len(strip):
+        height, width = strip.shape
+        if self.k is not None and one_sided and self.k < width and len(found) > 2 * self.k * height:
             # The k-th value within the strip and its rival's may each be off by the error.
-            place = strip.shape[1] - self.k
+            place = width - self.k
             kth = np.partition(strip, place, axis=1)[:, place] - 2 * self.error
             mask &= strip >= kth[:, None]
             found = np.flatnonzero(mask)

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -100,6 +101,7 @@ class ListJoin:
         self.join, self.parts, self.tile = join, parts, tile
         # Candidates wait for each other, by thread: a list alone finds too few to be worth handling.
         self._waiting: dict[int, list[Entries]] = {}
+        self._numbers: dict[int, int] = {}
 
     def run(self, threads: int, progress: bool) -> None:
         """Compare residents first, which gives most rows a k-th similarity to beat, then visitors."""
@@ -112,10 +114,11 @@ class ListJoin:
         self._keep_zero_rows()
         with progress_bar(2 * len(lists), "neighbors", "lists", progress) as bar:
             for phase in phases:
-                run_tasks(lambda number, phase=phase: self._compare(number, phase), lists, threads, bar)
+                run_tasks(partial(self._compare, phase), lists, threads, bar)
                 for waiting in self._waiting.values():
                     self._flush(waiting, phase)
                 self._waiting.clear()
+                self._numbers.clear()
                 self.join.settle()
 
     def _keep_zero_rows(self) -> None:
@@ -130,7 +133,7 @@ class ListJoin:
             columns = np.tile(np.arange(k), len(rows) // k)
             self.join.keep(rows, columns, np.zeros(len(rows), np.float32), mirrored=False)
 
-    def _compare(self, number: int, phase: _Phase) -> None:
+    def _compare(self, phase: _Phase, number: int) -> None:
         members, rows = _of(self.parts.members, number), _of(phase.rows, number)
         for left in range(0, len(members), self.tile):
             columns = members[left : left + self.tile]
@@ -151,14 +154,18 @@ class ListJoin:
             if phase.upper:
                 entries = _chosen(entries, entries[0] < entries[1])
             if len(entries[0]):
-                waiting = self._waiting.setdefault(threading.get_ident(), [])
-                waiting.append(entries)
-                if sum(len(part[0]) for part in waiting) > _WAITING:
-                    self._flush(waiting, phase)
+                self._wait(entries, phase)
+
+    def _wait(self, entries: Entries, phase: _Phase) -> None:
+        thread = threading.get_ident()
+        self._waiting.setdefault(thread, []).append(entries)
+        self._numbers[thread] = self._numbers.get(thread, 0) + len(entries[0])
+        if self._numbers[thread] > _WAITING:
+            self._numbers[thread] = 0
+            self._flush(self._waiting.pop(thread), phase)
 
     def _flush(self, waiting: list[Entries], phase: _Phase) -> None:
         rows, columns, products = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
-        waiting.clear()
         if phase.mutual:
             visits = self.parts.visits
             once = (rows < columns) | ~visits.holds(columns, visits.homes[rows])

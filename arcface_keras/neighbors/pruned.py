@@ -44,13 +44,13 @@ def search(
 ) -> NeighborGraph:
     """Nearly all neighbours above a threshold, the best k, or both, with a measured recall.
 
-    Rows are put into `lists` by k-means; a row is compared with those of its own list and of the lists at most
-    `reach` further away (`lists`). The reach is the smallest that finds `target_recall` of the neighbours of
-    `SAMPLE_ROWS` rows, and is widened until the graph itself shows that recall. Where that would cost about as
-    much as all products, the exact engine does the work, and the recall is 1.
+    Rows are put into `lists` by k-means; a row is compared with those of its own list and of the lists at
+    most `reach` further away. The reach is the smallest that finds `target_recall` of the neighbours of
+    `SAMPLE_ROWS` rows, and is widened until the graph itself shows that recall. Where that would cost about
+    as much as all products, the exact engine does the work, and the recall is 1.
 
-    Arguments are those of `find_neighbors`, already checked. `lists` and `reach` fix what is else chosen; with
-    a fixed reach no recall is aimed at.
+    Arguments are those of `find_neighbors`, already checked. `lists` and `reach` fix what is else chosen;
+    with a fixed reach no recall is aimed at.
     """
     threads = threads or available_cores()
     columns = queries if gallery is None else gallery
@@ -71,7 +71,8 @@ def search(
     every = len(queries) * len(columns) / (2 if gallery is None else 1)
     worth = lists is not None or _overhead(len(queries), len(columns), chosen) < _EXACT_SHARE * every
     # At threshold 0 every zero row is everybody's neighbour, and there is little to leave out.
-    if chosen < 2 or len(queries) == 0 or not worth or (k is None and threshold is not None and threshold <= 0):
+    everybody = k is None and threshold is not None and threshold <= 0
+    if chosen < 2 or len(queries) == 0 or not worth or everybody:
         return all_products()
     asked = None if k is None else min(k, len(columns))
     plan = exact.make_plan(len(queries), len(columns), asked, memory_mb, threads, share=1 - _VISITS_SHARE)
@@ -100,7 +101,7 @@ def search(
             graph = join.finish(k, recall=0.0)
             recall = truth.recall_of(graph)
             logger.info(
-                "pruned: %d lists, reach %.4f, %.1f lists visited a row, %.1f %% of all products, recall %.4f",
+                "pruned: %d lists, reach %.4f, %.1f visits a row, %.1f %% of all products, recall %.4f",
                 chosen,
                 wide,
                 len(parts.visits.lists) / len(queries),
@@ -155,9 +156,9 @@ def _search_sample(
     for place, row in enumerate(rows.tolist()):
         near, values = graph.row(place)
         if gallery is None:
-            other = near != row
             # Among more duplicates than k, self may be missing: it takes the place of the last.
-            near, values = near[other][: None if k is None else k - 1], values[other][: None if k is None else k - 1]
+            other = np.flatnonzero(near != row)[: None if k is None else k - 1]
+            near, values = near[other], values[other]
         neighbors.append(near)
         similarities.append(values)
     return _Truth(rows, neighbors, similarities)
@@ -180,9 +181,7 @@ def _reaches(
     if len(rows) > _CALIBRATION_PAIRS:
         some = np.random.default_rng(2).choice(len(rows), _CALIBRATION_PAIRS, replace=False)
         rows, near = rows[some], near[some]
-    return np.sort(
-        needed_reach(queries, rows, columns, near, centroids, both_sides=is_self, threads=threads)
-    )
+    return np.sort(needed_reach(queries, rows, columns, near, centroids, both_sides=is_self, threads=threads))
 
 
 def _quantile(values: np.ndarray, share: float) -> float:

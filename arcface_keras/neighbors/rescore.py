@@ -20,15 +20,16 @@ def pair_similarities(
     The products of float32 numbers are exact in float64, the sums are rounded to float32 once at the end, and
     the value of a pair depends on nothing but its two rows.
     """
-    result = np.empty(len(query_rows), dtype=np.float32)
+    sums = np.empty(len(query_rows))
+    # Small enough to stay in cache, and below the size from which every array is fresh memory of the system.
     step = max(1, _CHUNK_ELEMENTS // queries.shape[1])
     for start in range(0, len(query_rows), step):
         span = slice(start, start + step)
-        left = queries[query_rows[span]].astype(np.float64)
-        right = gallery[gallery_rows[span]].astype(np.float64)
-        # Adding 0 turns -0 into +0, so that equal similarities have equal bits.
-        result[span] = np.clip(np.einsum("ij,ij->i", left, right), -1.0, 1.0) + 0.0
-    return result
+        left = queries.take(query_rows[span], axis=0).astype(np.float64)
+        right = gallery.take(gallery_rows[span], axis=0).astype(np.float64)
+        sums[span] = np.einsum("ij,ij->i", left, right)
+    # Adding 0 turns -0 into +0, so that equal similarities have equal bits.
+    return (np.clip(sums, -1.0, 1.0) + 0.0).astype(np.float32)
 
 
 def float32_error(d: int) -> float:
