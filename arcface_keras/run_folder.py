@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ class RunFolder:
     @property
     def submission(self) -> Path:
         return self.path / "submission.csv"
+
+    def check_writable(self) -> None:
+        """Say before any work that the folder cannot be made or written to."""
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise ValueError(f"out must be a folder that can be written to. Received: out={self.path}.")
 
     def require(self, path: Path, stage: str) -> Path:
         """Return `path` if its stage has run since the stages before it; otherwise name that stage."""

@@ -62,6 +62,7 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
     started = time.perf_counter()
     create_head(HEADS, config.head, [1, 2])
     run = RunFolder(Path(config.out))
+    run.check_writable()
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(config.precision)
     try:

@@ -142,6 +142,13 @@ def test_train_unknown_names_list_the_valid_ones(config: RunConfig) -> None:
         train(config.replace(train=None))
 
 
+def test_train_into_a_file_is_refused_before_any_work(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    for out in (tmp_path / "taken", tmp_path / "taken" / "run"):
+        with pytest.raises(ValueError, match="out must be a folder that can be written to"):
+            train(config.replace(out=str(out)))
+
+
 def test_train_half_precision_leaves_the_global_policy_alone(config: RunConfig) -> None:
     run = train(config.replace(precision="mixed_bfloat16", top_epochs=1, folds=2))
     assert keras.config.dtype_policy().name == "float32"
