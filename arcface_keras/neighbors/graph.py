@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arcface_keras._files import atomic_path
+from arcface_keras._files import atomic_path, open_npz
 from arcface_keras.neighbors.layout import cast_array, check_layout, check_order
 
 
@@ -173,7 +173,7 @@ class NeighborGraph:
     def load(cls, path: str | Path) -> "NeighborGraph":
         """Read what `save` wrote, checked again in full."""
         path = _npz(path)
-        with np.load(path, allow_pickle=False) as file:
+        with open_npz(path) as file:
             missing = {"indptr", "indices", "similarities", "shape", "bounds"} - set(file.files)
             if missing:
                 raise ValueError(f"{path} must hold a neighbour graph. Received: no {sorted(missing)} in it.")
