@@ -125,10 +125,15 @@ def test_pruned_saves_products_on_a_larger_catalogue(caplog: pytest.LogCaptureFi
     )
 
 
-def test_pruned_turns_to_all_products_where_lists_would_not_help(caplog: pytest.LogCaptureFixture) -> None:
+def test_pruned_turns_to_all_products_where_lists_would_not_help(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+    monkeypatch.setattr(pruned, "train_centroids", lambda *rest: trained.append(1) or train_centroids(*rest))
     rows = normalized_rows(np.random.default_rng(10).standard_normal((13_000, 24)))
     with caplog.at_level(logging.INFO, logger="arcface_keras.neighbors.pruned"):
-        graph = find_neighbors(rows, k=30, engine="pruned", target_recall=0.999)
+        graph = find_neighbors(rows, threshold=0.5, engine="pruned", target_recall=0.999)
+    assert trained == [1]
     assert "would save little here, all products are computed" in caplog.text
     assert graph.recall == 1
 

@@ -32,6 +32,8 @@ _BLOCK_ROWS = 8192
 _CALIBRATION_PAIRS = 1 << 15
 _VISITS_SHARE = 0.25
 _EXACT_SHARE = 0.5
+# Without a threshold most of a row's work is sorting candidates: as much as that many products (measured).
+_HANDLING = 30_000
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,10 @@ def search(
     places = np.flatnonzero(columns.any(axis=1))
     chosen = min(lists or _list_count(len(columns)), len(places))
     every = len(queries) * len(columns) / (2 if gallery is None else 1)
-    worth = lists is not None or _overhead(len(queries), len(columns), chosen) < _EXACT_SHARE * every
+    most = np.inf if lists is not None else _EXACT_SHARE * every
+    if threshold is None:
+        most -= _HANDLING * len(queries)
+    worth = _overhead(len(queries), len(columns), chosen) < most
     # At threshold 0 every zero row is everybody's neighbour, and there is little to leave out.
     everybody = k is None and threshold is not None and threshold <= 0
     graph = None
@@ -77,7 +82,6 @@ def search(
         plan = exact.make_plan(len(queries), len(columns), limit, memory_mb, threads, share=share)
         task = _Task(queries, gallery, k, limit, threshold, memory_mb, threads, progress, plan)
         truth = _search_sample(task)
-        most = np.inf if lists is not None else _EXACT_SHARE * every
         with single_threaded_blas():
             centroids = train_centroids(columns, places, chosen, threads)
             if reach is not None:
