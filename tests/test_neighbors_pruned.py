@@ -125,11 +125,16 @@ def test_pruned_saves_products_on_a_larger_catalogue(caplog: pytest.LogCaptureFi
     )
 
 
-def test_pruned_turns_to_all_products_where_lists_would_not_help(caplog: pytest.LogCaptureFixture) -> None:
+def test_pruned_turns_to_all_products_where_lists_would_not_help(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+    monkeypatch.setattr(pruned, "train_centroids", lambda *rest: trained.append(1) or train_centroids(*rest))
     rows = normalized_rows(np.random.default_rng(10).standard_normal((13_000, 24)))
     with caplog.at_level(logging.INFO, logger="arcface_keras.neighbors.pruned"):
-        graph = find_neighbors(rows, k=30, engine="pruned", target_recall=0.999)
-    assert "would save little, all products are computed" in caplog.text
+        graph = find_neighbors(rows, threshold=0.5, engine="pruned", target_recall=0.999)
+    assert trained == [1]
+    assert "would save little here, all products are computed" in caplog.text
     assert graph.recall == 1
 
 
@@ -144,7 +149,9 @@ def test_pruned_stays_in_its_memory(bounds: dict[str, Any]) -> None:
 
 def test_pruned_names_a_memory_that_is_too_small() -> None:
     rows = clustered_rows(4000, 8, seed=12)
-    with pytest.raises(ValueError, match=r"memory_mb must hold the lists that each row visits.*at reach 2"):
+    with pytest.raises(
+        ValueError, match=r"memory_mb must be about \d+ for 4000 rows that visit 399 lists each"
+    ):
         pruned.search(rows, None, k=2, threshold=None, memory_mb=8, lists=400, reach=2.0)
     with pytest.raises(ValueError, match=r"memory_mb must be at least \d+ for 4000 rows and k=400"):
         pruned.search(rows, None, k=400, threshold=None, memory_mb=40, lists=10)
@@ -177,7 +184,7 @@ def test_centroids_are_unit_rows_also_with_many_equal_rows() -> None:
 def test_visits_are_the_lists_within_reach() -> None:
     rows = clustered_rows(900, 12, seed=15, zeros=30)
     centroids = clustered_rows(25, 12, seed=16)
-    visits = find_visits(rows, centroids, 0.2, most_bytes=1e9, threads=2)
+    visits = find_visits(rows, centroids, 0.2, threads=2)
     true = rows.astype(np.float64) @ centroids.astype(np.float64).T
     starts, visitors = by_list(visits, 25)
     for row, cosines in enumerate(true):
@@ -205,10 +212,10 @@ def test_needed_reach_is_where_a_pair_starts_to_be_found() -> None:
     reaches = needed_reach(rows, left, rows, right, centroids, both_sides=True, threads=1)
     assert 0 < np.count_nonzero(reaches) < 40
     for a, b, reach in zip(left, right, reaches, strict=True):
-        homes = find_visits(rows, centroids, 0.0, most_bytes=1e9, threads=1).homes
+        homes = find_visits(rows, centroids, 0.0, threads=1).homes
         for width, found in ((reach, True), (reach - 1e-4, False)):
             if width >= 0 and homes[a] != homes[b]:
-                visits = find_visits(rows, centroids, width, most_bytes=1e9, threads=1)
+                visits = find_visits(rows, centroids, width, threads=1)
                 both = visits.holds(np.array([a, b]), visits.homes[[b, a]])
                 assert both.any() == found
 

@@ -45,25 +45,12 @@ def split(
     gallery: np.ndarray | None,
     centroids: np.ndarray,
     reach: float,
-    memory_mb: float,
     threads: int,
     progress: bool = False,
 ) -> Parts:
-    """Homes of all rows, and visits of the queries.
-
-    Raises:
-        ValueError: where the visits take more than `memory_mb`.
-    """
+    """Homes of all rows, and visits of the queries."""
     lists = len(centroids)
-    try:
-        visits = find_visits(
-            queries, centroids, reach, most_bytes=memory_mb * 2**20, threads=threads, progress=progress
-        )
-    except MemoryError as error:
-        raise ValueError(
-            f"memory_mb must hold the lists that each row visits: raise it or lower target_recall. "
-            f"Received: more than {memory_mb:g} MiB of visits, a quarter of memory_mb, at reach {reach:.3f}."
-        ) from error
+    visits = find_visits(queries, centroids, reach, threads=threads, progress=progress)
     residents = members_of(visits.homes, lists)
     members = residents
     if gallery is not None:

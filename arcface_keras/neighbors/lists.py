@@ -5,7 +5,6 @@ Every row lives in the list of its nearest centroid, its home. It visits the lis
 At equal recall that takes several times fewer products than a fixed number of lists for every row.
 """
 
-import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,8 +21,10 @@ TRAINING_ROWS = 16
 ROUNDS = 5
 """Of k-means; more gain less than they cost."""
 
+BYTES_PER_VISIT = 8
+"""Of a visit in both its orders, with what it takes to sort them."""
+
 _BLOCK_ELEMENTS = 1 << 22
-_BYTES_PER_VISIT = 8
 
 
 def train_centroids(rows: np.ndarray, places: np.ndarray, lists: int, threads: int) -> np.ndarray:
@@ -106,25 +107,17 @@ def find_visits(
     centroids: np.ndarray,
     reach: float,
     *,
-    most_bytes: float,
     threads: int,
     progress: bool = False,
 ) -> Visits:
-    """Homes and visits of all rows.
-
-    Raises:
-        MemoryError: where the visits take more than `most_bytes`.
-    """
+    """Homes and visits of all rows."""
     places = np.flatnonzero(rows.any(axis=1))
     homes = np.full(len(rows), -1, dtype=np.int32)
     counts = np.zeros(len(rows), dtype=np.int64)
     dtype = np.uint16 if len(centroids) <= 65_536 else np.int32
     parts: dict[int, np.ndarray] = {}
-    lock = threading.Lock()
-    left = most_bytes / _BYTES_PER_VISIT
 
     def look(part: slice, products: np.ndarray) -> None:
-        nonlocal left
         mine = places[part]
         homes[mine], best = _homes(rows, mine, centroids, products)
         row, visited = np.divmod(
@@ -133,10 +126,6 @@ def find_visits(
         away = visited != homes[mine][row]
         counts[mine] = np.bincount(row[away], minlength=len(mine))
         parts[part.start] = visited[away].astype(dtype)
-        with lock:
-            left -= len(parts[part.start])
-            if left < 0:
-                raise MemoryError("the visits do not fit in their share of the memory")
 
     _each_block(rows, places, centroids, look, threads, progress)
     starts = np.concatenate([[0], np.cumsum(counts)])
