@@ -3,6 +3,8 @@
 import json
 import os
 import uuid
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,18 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_npz(path: Path) -> Iterator[Any]:
+    """Open an archive of arrays, without pickle; one that is cut off or no archive is named in the error."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            yield file
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"an .npz file must be whole. Received: {path}: {error}") from error
 
 
 def write_text(path: str | Path, text: str) -> None:

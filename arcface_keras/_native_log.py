@@ -12,13 +12,14 @@ def load_tensorflow_quietly() -> None:
     """Import TensorFlow and let it look for devices with the native standard error closed off meanwhile.
 
     The notes about oneDNN and missing CUDA drivers are written before its log level is read. Python's own
-    messages, exceptions among them, are not touched.
+    messages, exceptions among them, are not touched; of TensorFlow's own Python log the errors remain.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with _native_stderr_to_null():
         import tensorflow
 
         tensorflow.config.list_physical_devices()
+    tensorflow.get_logger().setLevel("ERROR")
 
 
 @contextlib.contextmanager

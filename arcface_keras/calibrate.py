@@ -140,7 +140,7 @@ def calibrate_threshold(
         memory_mb: for the search.
 
     Raises:
-        ValueError: there is no held-out row.
+        ValueError: no fold has two groups, so there is no false match to weigh.
     """
     counts, growth = [], []
     for fold in folds:
@@ -149,8 +149,11 @@ def calibrate_threshold(
         counts.append(_count(graph, fold.labels, GRID))
         growth.append(np.full(count, max(1.0, (n_rows - 1) / max(count - 1, 1))))
     total = sum(len(part) for part in growth)
-    if not total:
-        raise ValueError(f"calibration needs held-out rows. Received: {len(folds)} folds without a row.")
+    if not any(len(np.unique(fold.labels)) > 1 for fold in folds):
+        raise ValueError(
+            "calibration needs held-out rows of at least two groups in a fold, or a threshold must be given. "
+            f"Received: {len(folds)} folds with {total} rows."
+        )
     joined = _Counts(
         *(np.concatenate([getattr(part, spec.name) for part in counts]) for spec in fields(_Counts))
     )

@@ -20,7 +20,7 @@ _LISTINGS = ("test", "images", "test_images", "missing_images")
 _EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "workers")
 _WITH_KERAS = ("demo", "run", "train", "embed")
 _ALL = tuple(spec.name for spec in dataclasses.fields(RunConfig))
-_NOT_TRAINING = {"k", "steps", "threshold", "test", "test_images", "missing_images"}
+_NOT_TRAINING = {"k", "steps", "test", "test_images", "missing_images"}
 _TRAINING = tuple(name for name in _ALL if name not in _NOT_TRAINING)
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    given = {name: value for name, value in vars(options).items() if name in _ALL and value is not None}
+    given = {name: value for name, value in vars(options).items() if name in _ALL}
     config = _configuration(options.command, given)
     from arcface_keras import pipeline
 
@@ -120,7 +120,7 @@ def _add_option(command: argparse.ArgumentParser, spec: Any, name: str) -> None:
         return
     command.add_argument(
         flag,
-        type=kind,
+        type=_threshold if spec.name == "threshold" else kind,
         default=argparse.SUPPRESS,
         choices=choices_of(spec.name) or None,
         required=name in ("run", "train") and spec.name in _required(name),
@@ -128,6 +128,10 @@ def _add_option(command: argparse.ArgumentParser, spec: Any, name: str) -> None:
         help=text,
         dest=spec.name,
     )
+
+
+def _threshold(text: str) -> float | None:
+    return None if text == "auto" else float(text)
 
 
 def _required(command: str) -> tuple[str, ...]:

@@ -73,9 +73,12 @@ class RunConfig:
     k: int = option(50, "candidates of each listing, itself included")
     steps: str = option(
         "alpha_query_expansion:k=5,alpha=1",
-        "post-processing steps in their order, separated by spaces: name:option=value,option=value",
+        "post-processing steps in their order, separated by spaces: name:option=value; the names are "
+        "those of arcface_keras.postprocess.STEPS",
     )
-    threshold: float | None = option(None, "similarity from which on a pair matches (default: calibrated)")
+    threshold: float | None = option(
+        None, "similarity from which on a pair matches; auto: chosen on held-out groups"
+    )
     memory_mb: int = option(1024, "memory for the neighbour search and for the cached features, each")
     workers: int | None = option(None, "threads that decode photos (default: all processors)")
 
@@ -84,6 +87,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
                 raise ValueError(f"{name} must lie in {low:g}..{high:g}. Received: {name}={value!r}.")
+        if not self.out.strip():
+            raise ValueError(f"out must name a folder. Received: out={self.out!r}.")
         for spec in dataclasses.fields(self):
             choices = choices_of(spec.name)
             if choices and getattr(self, spec.name) not in choices:
@@ -146,7 +151,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("threshold", -1.0, 1.0),
     ("memory_mb", 16, 1e7),
     ("workers", 1, 4096),
-    ("m", 0.0, math.pi),
+    ("m", 0.0, math.pi / 2),
 )
 
 

@@ -1,6 +1,7 @@
 """The stage `embed`: listings to match in, one unit row for each of them out."""
 
 import logging
+import shutil
 import time
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from arcface_keras.data.images import scan_images
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.features import embed_photos
 from arcface_keras.models import load_model
-from arcface_keras.run_folder import RunFolder, record_stage, required_path
-from arcface_keras.train import new_embedder
+from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
+from arcface_keras.train import log_unreadable, new_embedder
 
 __all__ = ["embed"]
 
@@ -39,22 +40,28 @@ def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
     Raises:
         ValueError: a bad catalogue (all problems at once), or no embedder in the run folder.
     """
-    started = time.perf_counter()
     run = RunFolder(Path(config.out))
+    with run.exclusive():
+        _embed_listings(config, run, progress)
+    return run
+
+
+def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
+    started = time.perf_counter()
     embedder = load_model(run.require(run.embedder, "train"))
+    begin_stage(run, "embed")
     listings = read_catalogue(
         required_path(config, "test"),
         config.test_images or required_path(config, "images"),
         missing_images=config.missing_images,
     )
+    logger.info("embed: %d listings", len(listings))
     bad = scan_images(listings.paths, embedder.input_shape[1], workers=config.workers, progress=progress)
-    for row, reason in bad.items():
-        logger.warning(
-            "matched to itself only: %s (%s): %s", listings.posting_ids[row], listings.images[row], reason
-        )
+    log_unreadable("matched to itself only", listings, bad)
     readable = np.setdiff1d(np.arange(len(listings)), list(bad))
     if listings.label_groups is None:
         _embed(config, embedder, listings, readable, [run.embeddings], progress)
+        shutil.rmtree(run.embeddings_untrained, ignore_errors=True)
     elif config.epochs == 0:
         both = _with_pooled_features(embedder)
         _embed(config, both, listings, readable, [run.embeddings, run.embeddings_untrained], progress)
@@ -67,7 +74,6 @@ def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
         "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
     }
     record_stage(run, config, "embed", facts, time.perf_counter() - started)
-    return run
 
 
 def _with_pooled_features(embedder: keras.Model) -> keras.Model:

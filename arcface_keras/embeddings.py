@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arcface_keras._files import atomic_path, read_json, write_json
+from arcface_keras._files import atomic_path, open_npz, read_json, write_json
 
 UNIT_TOLERANCE = 1e-3
 """How far the norm of a row may be from 1; rows of exact zeros are allowed as well."""
@@ -157,7 +157,7 @@ class Embeddings:
         """Read what `save` wrote; a missing, incomplete or inconsistent artefact is named in the error."""
         path = Path(path)
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
+            with open_npz(path) as file:
                 missing = {"ids", "rows"} - set(file.files)
                 if missing:
                     raise ValueError(f"{path} must hold embeddings. Received: no {sorted(missing)} in it.")

@@ -62,6 +62,8 @@ def frozen_features(
         seen += [augment_batch(photos, tf.stack([seed * 1000 + view, number])) for view in range(2, views)]
         return tf.stack([tf.cast(extractor(view, training=False), tf.float32) for view in seen])
 
+    if not len(paths):
+        return np.zeros((views, 0, extractor.output_shape[-1]), np.float32)
     return _run_batches(all_views, paths, image_size, batch_size, workers, "features", progress, axis=1)
 
 
@@ -102,9 +104,13 @@ def embed_photos(
         views = [tf.concat(unit_rows(model(view, training=False)), axis=1) for view in seen]
         return tf.add_n(views) / len(views)
 
-    joined = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress)
     shapes = model.output_shape if isinstance(model.output_shape, list) else [model.output_shape]
-    return np.split(joined, np.cumsum([shape[-1] for shape in shapes])[:-1], axis=1)
+    widths = [shape[-1] for shape in shapes]
+    # Some convolution kernels of TensorFlow refuse an empty batch, so the network never sees one.
+    if not len(paths):
+        return [np.zeros((0, width), np.float32) for width in widths]
+    joined = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress)
+    return np.split(joined, np.cumsum(widths)[:-1], axis=1)
 
 
 def _run_batches(
@@ -130,7 +136,4 @@ def _run_batches(
         for number, images in enumerate(image_dataset(paths, image_size, batch_size, workers=workers)):
             parts.append(compiled(images, tf.constant(number, tf.int32)).numpy())
             bar.update(int(images.shape[0]))
-    if not parts:
-        empty = tf.zeros((0, image_size, image_size, 3), tf.uint8)
-        return compiled(empty, tf.constant(0)).numpy()
     return np.concatenate(parts, axis=axis)

@@ -18,7 +18,7 @@ from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.neighbors import NeighborGraph, find_neighbors
 from arcface_keras.postprocess import apply_steps
-from arcface_keras.run_folder import RunFolder, record_stage
+from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 
 __all__ = ["Matches", "match", "match_embeddings", "parse_steps"]
 
@@ -95,8 +95,14 @@ def match(config: RunConfig, *, progress: bool = False) -> Matches:
     Raises:
         ValueError: a stage before this one has not run.
     """
-    started = time.perf_counter()
     run = RunFolder(Path(config.out))
+    with run.exclusive():
+        return _match(config, run, progress)
+
+
+def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
+    started = time.perf_counter()
+    begin_stage(run, "match")
     steps = parse_steps(config.steps)
     embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
     held_out = () if config.threshold is not None else load_held_out(run.require(run.held_out, "train"))

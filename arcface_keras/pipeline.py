@@ -121,6 +121,11 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Returns:
         The scores, or [] without labels.
     """
+    with RunFolder(Path(config.out)).exclusive():
+        return _run(config, progress)
+
+
+def _run(config: RunConfig, progress: bool) -> list[Score]:
     test_images = config.test_images or required_path(config, "images")
     listings = read_catalogue(
         required_path(config, "test"), test_images, missing_images=config.missing_images

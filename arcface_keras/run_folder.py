@@ -1,9 +1,12 @@
 """The files of a run, by which its stages find each other's work."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,9 @@ from arcface_keras._files import read_json, write_json
 from arcface_keras._version import __version__
 from arcface_keras.config import RunConfig
 
-__all__ = ["RunFolder", "merge_metrics", "record_stage", "required_path"]
+__all__ = ["RunFolder", "begin_stage", "merge_metrics", "record_stage", "required_path"]
 
+_HELD: set[str] = set()
 _LATER = {
     "train": ("embed", "match", "evaluate", "submit"),
     "embed": ("match", "evaluate", "submit"),
@@ -71,6 +75,47 @@ class RunFolder:
     def submission(self) -> Path:
         return self.path / "submission.csv"
 
+    def check_writable(self) -> None:
+        """Say before any work that the folder cannot be made or written to."""
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise ValueError(f"out must be a folder that can be written to. Received: out={self.path}.")
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep other processes out while a stage works here; stages of one process may nest.
+
+        Raises:
+            ValueError: another process holds the folder.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            yield
+            return
+        key = os.path.realpath(self.path)
+        if key in _HELD:
+            yield
+            return
+        self.check_writable()
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(key, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    "one process at a time must work in a run folder. "
+                    f"Received: out={self.path}, which another uses."
+                ) from None
+            _HELD.add(key)
+            yield
+        finally:
+            _HELD.discard(key)
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()  # goes only where it is empty: a stage that failed early leaves no folder
+
     def require(self, path: Path, stage: str) -> Path:
         """Return `path` if its stage has run since the stages before it; otherwise name that stage."""
         stages = read_json(self.run_json).get("stages", {}) if self.run_json.exists() else {}
@@ -105,6 +150,14 @@ def record_stage(
     entry = facts | {"seconds": round(seconds, 2), "peak_memory_mb": _peak_memory_mb()}
     kept = {name: old for name, old in content.get("stages", {}).items() if name not in _LATER.get(stage, ())}
     content["stages"] = kept | {stage: entry}
+    write_json(run.run_json, content)
+
+
+def begin_stage(run: RunFolder, stage: str) -> None:
+    """Strike a stage and those after it out of `run.json`, so that old work is not taken for its own."""
+    content = read_json(run.run_json) if run.run_json.exists() else {}
+    stale = (stage, *_LATER.get(stage, ()))
+    content["stages"] = {name: old for name, old in content.get("stages", {}).items() if name not in stale}
     write_json(run.run_json, content)
 
 

@@ -23,11 +23,15 @@ from arcface_keras.heads import HEADS
 from arcface_keras.heads.create import create_head
 from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.models import build_embedder, save_embedder, split_embedder
-from arcface_keras.run_folder import RunFolder, record_stage, required_path
+from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 
-__all__ = ["new_embedder", "train"]
+__all__ = ["log_unreadable", "new_embedder", "train"]
 
 logger = logging.getLogger(__name__)
+
+_SHOWN = 20
+_GROUPS_IN_A_FOLD = 3
+_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,15 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
     Raises:
         ValueError: bad options, a bad catalogue (all problems at once), or fewer than two separate groups.
     """
-    started = time.perf_counter()
     create_head(HEADS, config.head, [1, 2])
     run = RunFolder(Path(config.out))
+    with run.exclusive():
+        _train(config, run, progress)
+    return run
+
+
+def _train(config: RunConfig, run: RunFolder, progress: bool) -> None:
+    started = time.perf_counter()
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(config.precision)
     try:
@@ -74,7 +84,7 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
         held_out = _held_out(config, material, embedder, history, progress)
     finally:
         keras.config.set_dtype_policy(policy)
-    run.path.mkdir(parents=True, exist_ok=True)
+    begin_stage(run, "train")
     save_embedder(embedder, run.embedder, _metadata(config, material, kept))
     _write_history(run.history, history)
     save_held_out(run.held_out, held_out)
@@ -87,7 +97,6 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
         "folds": int(material.folds.max()) + 1,
     }
     record_stage(run, config, "train", facts, time.perf_counter() - started)
-    return run
 
 
 def new_embedder(config: RunConfig) -> keras.Model:
@@ -103,13 +112,18 @@ def new_embedder(config: RunConfig) -> keras.Model:
     )
 
 
+def log_unreadable(what: str, catalogue: Catalogue, bad: dict[int, str]) -> None:
+    """Name the first 20 photos that cannot be read, and say how many there are."""
+    for row in list(bad)[:_SHOWN]:
+        logger.warning("%s: %s (%s): %s", what, catalogue.posting_ids[row], catalogue.images[row], bad[row])
+    if len(bad) > _SHOWN:
+        logger.warning("%s: %d in all, listed in run.json", what, len(bad))
+
+
 def _readable_listings(config: RunConfig, progress: bool) -> tuple[Catalogue, dict[str, str]]:
     catalogue = read_catalogue(required_path(config, "train"), required_path(config, "images"), labelled=True)
     bad = scan_images(catalogue.paths, config.image_size, workers=config.workers, progress=progress)
-    for row, reason in bad.items():
-        logger.warning(
-            "left out of training: %s (%s): %s", catalogue.posting_ids[row], catalogue.images[row], reason
-        )
+    log_unreadable("left out of training", catalogue, bad)
     kept = np.setdiff1d(np.arange(len(catalogue)), list(bad))
     return catalogue.take(kept), {str(catalogue.posting_ids[row]): reason for row, reason in bad.items()}
 
@@ -120,15 +134,21 @@ def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, pro
     labels, classes = encode_labels(catalogue.label_groups)
     links = (labels, catalogue.images, catalogue.phashes)
     separate = int(linked_components(*links).max()) + 1
-    if separate < 2:
+    if separate < _GROUPS:
         raise ValueError(
-            "training needs at least two groups that share no image and no image_phash, "
-            "one of them to choose the threshold on. "
+            f"training needs at least {_GROUPS} groups that share no image and no image_phash, "
+            "half of them at a time to choose the threshold on. "
             f"Received: {len(classes)} groups, {separate} of them separate, in {config.train}."
         )
-    n_folds = min(config.folds, separate)
+    # Held-out groups are compared with each other: a fold of one has no false match to show.
+    n_folds = max(2, min(config.folds, separate // _GROUPS_IN_A_FOLD))
     if n_folds < config.folds:
-        logger.warning("%d folds instead of %d: there are no more separate groups", n_folds, config.folds)
+        logger.warning(
+            "%d folds instead of %d: there are %d separate groups", n_folds, config.folds, separate
+        )
+    if separate < 10:
+        logger.warning("the threshold will rest on %d groups only: check it, or give --threshold", separate)
+    logger.info("train: %d listings of %d groups, %d folds", len(catalogue), len(classes), n_folds)
     extractor = split_embedder(embedder)[0]
     views = config.views if config.augment == "light" else min(config.views, 2)
     features = frozen_features(

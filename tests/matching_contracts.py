@@ -1,6 +1,10 @@
 """What every engine and every post-processing step must do, as checks that a test runs over all of them."""
 
+import os
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -66,6 +70,76 @@ def check_search(
         found, values = graph.row(i)
         assert found.tolist() == columns, f"row {i}"
         np.testing.assert_allclose(values, np.array(similarities, dtype=np.float32), rtol=0, atol=6e-8)
+
+
+def memory_of(run: Callable[[], NeighborGraph]) -> tuple[NeighborGraph, float]:
+    """The result, and by how many MiB the resident memory of the process rose at most."""
+
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    start = peak = resident()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.is_set():
+            peak = max(peak, resident())
+            time.sleep(0.002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        return run(), peak - start
+    finally:
+        done.set()
+        watcher.join()
+
+
+def check_approximate_search(
+    search: Search,
+    queries: np.ndarray,
+    gallery: np.ndarray | None = None,
+    *,
+    k: int | None,
+    threshold: float | None,
+    least_recall: float = 0.0,
+) -> NeighborGraph:
+    """What the search finds is true, sorted, holds self and exact duplicates; its recall is the real one.
+
+    At most 2,000 queries, all of which an engine then has to measure its recall on.
+    """
+    graph = search(queries, gallery, k=k, threshold=threshold)
+    columns = queries if gallery is None else gallery
+    expected = brute_force(queries, gallery, k=k, threshold=threshold)
+    true = np.clip(queries.astype(np.float64) @ columns.astype(np.float64).T, -1, 1).astype(np.float32)
+    assert (graph.n_rows, graph.n_columns) == true.shape
+    hits = wanted = 0
+    for i, (best, similarities) in enumerate(expected):
+        found, values = graph.row(i)
+        first = 1 if gallery is None else 0
+        if gallery is None:
+            assert found[:1].tolist() == [i], f"row {i} does not start with itself"
+            assert values[0] == 1, f"self of row {i}"
+        found, values = found[first:], values[first:]
+        assert i not in found or gallery is not None
+        assert len(set(found.tolist())) == len(found), f"row {i} holds a column twice"
+        np.testing.assert_allclose(values, true[i, found], rtol=0, atol=6e-8, err_msg=f"row {i}")
+        assert threshold is None or (values >= np.float32(threshold)).all(), f"row {i} under the threshold"
+        assert k is None or len(found) + first <= k, f"row {i} is too long"
+        order = sorted(zip(-values, found, strict=True))
+        assert [j for _, j in order] == found.tolist(), f"row {i} is not sorted"
+        if queries[i].any():
+            copies = [j for j in best[first:] if np.array_equal(columns[j], queries[i])]
+            assert found[: len(copies)].tolist() == copies, f"row {i} lost a duplicate"
+        others = similarities[first:]
+        wanted += len(others)
+        hits += min(len(others), int((values >= others[-1] - np.float32(6e-8)).sum())) if others else 0
+    recall = hits / wanted if wanted else 1.0
+    assert graph.recall is not None
+    assert abs(graph.recall - recall) < 1e-9, f"the recall is {recall}, the graph says {graph.recall}"
+    assert recall >= least_recall
+    return graph
 
 
 def check_step(

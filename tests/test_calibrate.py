@@ -119,11 +119,17 @@ def test_calibration_of_fewer_rows_than_a_fold_never_counts_false_matches_less()
 
 
 def test_calibration_without_a_row_is_an_error() -> None:
-    with pytest.raises(ValueError, match="needs held-out rows. Received: 0 folds"):
+    with pytest.raises(
+        ValueError, match="held-out rows of at least two groups.*Received: 0 folds with 0 rows"
+    ):
         calibrate_threshold([], 10)
     empty = HeldOut(Embeddings([], np.zeros((0, 4), np.float32)), np.zeros(0, np.int64))
-    with pytest.raises(ValueError, match="needs held-out rows. Received: 1 folds without a row"):
+    with pytest.raises(
+        ValueError, match="held-out rows of at least two groups.*Received: 1 folds with 0 rows"
+    ):
         calibrate_threshold([empty], 10)
+    with pytest.raises(ValueError, match="at least two groups in a fold.*Received: 1 folds with 4 rows"):
+        calibrate_threshold([clusters(1, 4, 0.5, 0)], 10)
 
 
 def test_held_out_survives_saving(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_embed_photos_gives_one_array_for_each_output(mean_of_halves, paths) -> 
 def test_embed_photos_of_no_photo_has_no_rows(mean_of_halves) -> None:  # type: ignore[no-untyped-def]
     (rows,) = embed_photos(mean_of_halves, [], 8)
     assert rows.shape == (0, 6)
+    assert frozen_features(mean_of_halves, [], 8, views=3).shape == (3, 0, 6)
 
 
 def test_affordable_views_says_when_it_caches_fewer(caplog: pytest.LogCaptureFixture) -> None:

@@ -347,7 +347,7 @@ def test_head_equals_reference_at_the_edges(cls, options, mode, dtype):
     )
     assert values.ok, str(values)
     left = np.linalg.norm(dX - want.dX, axis=1) * np.linalg.norm(x, axis=1) * len(y) / pull
-    assert (left[rows] <= 1).all()
+    assert (left[rows] <= 1 + 1e-4).all()
     before = state_of(head)
     q = target_weights(y, head.n_classes) * ~rows[:, None]
     got = run(head, x, y, q, mode)

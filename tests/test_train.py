@@ -25,8 +25,8 @@ Write = Callable[..., tuple[Path, Path]]
 
 @pytest.fixture
 def config(catalogue: Write, tmp_path: Path) -> RunConfig:
-    """Seven groups of four to learn from, three of two to match; an untrained backbone at 32 pixels."""
-    train_csv, images = catalogue(range(7), 4, prefix="train")
+    """Nine groups of four to learn from, three of two to match; an untrained backbone at 32 pixels."""
+    train_csv, images = catalogue(range(9), 4, prefix="train")
     test_csv, test_images = catalogue(range(50, 53), 2, prefix="test")
     return RunConfig.from_dict(
         {
@@ -55,12 +55,12 @@ def test_train_holds_every_group_out_once_and_learns_all(config: RunConfig) -> N
     run = train(config)
     parts = load_held_out(run.held_out)
     assert len(parts) == 3
-    assert sum(len(part.embeddings) for part in parts) == 28
+    assert sum(len(part.embeddings) for part in parts) == 36
     groups = [set(part.labels.tolist()) for part in parts]
-    assert set.union(*groups) == set(range(7))
-    assert sum(map(len, groups)) == 7
+    assert set.union(*groups) == set(range(9))
+    assert sum(map(len, groups)) == 9
     metadata = read_metadata(run.embedder)
-    assert metadata["classes"] == [str(group) for group in range(7)]
+    assert metadata["classes"] == [str(group) for group in range(9)]
     assert (metadata["image_size"], metadata["embedding_size"]) == (32, 16)
     stages = [row["stage"] for row in history(run)]
     assert stages == [
@@ -74,7 +74,7 @@ def test_train_hold_out_never_learns_the_first_fold(config: RunConfig) -> None:
     run = train(config.replace(epochs=1, augment="none"))
     (part,) = load_held_out(run.held_out)
     kept = [int(group) for group in read_metadata(run.embedder)["classes"]]
-    assert set(kept) | set(part.labels.tolist()) == set(range(7))
+    assert set(kept) | set(part.labels.tolist()) == set(range(9))
     assert set(kept) & set(part.labels.tolist()) == set()
     assert [row["stage"] for row in history(run)] == ["top"] * 3 + ["whole"]
 
@@ -113,7 +113,7 @@ def test_train_names_unreadable_photos_and_leaves_them_out(
     assert f"left out of training: {broken.stem}" in caplog.text
     facts = json.loads(run.run_json.read_text())["stages"]["train"]
     assert list(facts["unreadable"]) == [broken.stem]
-    assert facts["listings"] == 27
+    assert facts["listings"] == 35
 
 
 def test_train_with_fewer_groups_than_folds_says_so(
@@ -121,13 +121,17 @@ def test_train_with_fewer_groups_than_folds_says_so(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         train(config.replace(folds=20))
-    assert "7 folds instead of 20" in caplog.text
+    assert "3 folds instead of 20: there are 9 separate groups" in caplog.text
+    assert "the threshold will rest on 9 groups only" in caplog.text
 
 
-def test_train_of_one_group_is_an_error(config: RunConfig, catalogue: Write) -> None:
-    one, images = catalogue(range(1), 4, prefix="one")
-    with pytest.raises(ValueError, match=r"at least two groups .*Received: 1 groups, 1 of them separate"):
-        train(config.replace(train=str(one), images=str(images)))
+@pytest.mark.parametrize("count", [1, 3])
+def test_train_of_hardly_any_groups_is_an_error(config: RunConfig, catalogue: Write, count: int) -> None:
+    few, images = catalogue(range(count), 4, prefix="few")
+    with pytest.raises(
+        ValueError, match=rf"at least 4 groups .*Received: {count} groups, {count} of them sep"
+    ):
+        train(config.replace(train=str(few), images=str(images)))
     assert not Path(config.out).exists()
 
 
@@ -140,6 +144,13 @@ def test_train_unknown_names_list_the_valid_ones(config: RunConfig) -> None:
         train(config.replace(backbone="b0"))
     with pytest.raises(ValueError, match=r"train must be given \(--train PATH\)"):
         train(config.replace(train=None))
+
+
+def test_train_into_a_file_is_refused_before_any_work(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    for out in (tmp_path / "taken", tmp_path / "taken" / "run"):
+        with pytest.raises(ValueError, match="out must be a folder that can be written to"):
+            train(config.replace(out=str(out)))
 
 
 def test_train_half_precision_leaves_the_global_policy_alone(config: RunConfig) -> None:
@@ -212,7 +223,7 @@ def test_fit_whole_moves_the_backbone_but_not_its_batch_statistics(config: RunCo
     labels = np.array([int(path.stem.split("_")[1]) for path in paths])
     fit_whole(
         embedder,
-        ArcMarginProduct(7),
+        ArcMarginProduct(9),
         paths,
         labels,
         epochs=1,

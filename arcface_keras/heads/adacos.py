@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from arcface_keras.heads._checks import check_count
-from arcface_keras.heads._numerics import Tensor, safe_angle
+from arcface_keras.heads._numerics import Tensor, native, safe_angle
 from arcface_keras.heads._replicas import replica_sum
 from arcface_keras.heads.base import MarginHead, Rows
 
@@ -102,7 +102,7 @@ class AdaCos(MarginHead):
         at_middle = ops.equal(ops.arange(ops.shape(angles)[0], dtype="int32"), middle)
         median = ops.sum(ops.where(at_middle, angles, ops.zeros_like(angles)))
         quarter = ops.full_like(median, math.pi / 4)
-        return ops.cos(ops.where(median < quarter, median, quarter))
+        return native("cos")(ops.where(median < quarter, median, quarter))
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

@@ -4,13 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from arcface_keras._files import atomic_path
-
-_CHECK_ENTRIES = 1 << 20
+from arcface_keras._files import atomic_path, open_npz
+from arcface_keras.neighbors.layout import cast_array, check_layout, check_order
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,6 +28,8 @@ class NeighborGraph:
         includes_self: rows and columns are the same listings and every row starts with itself.
         k, threshold: what the search was asked for, and steps have narrowed it to: at most k entries a row
             (self included), similarities >= threshold in float32; None where not bounded.
+        recall: share of the true neighbours that the search found: 1 from an exact engine, measured by an
+            approximate one; None where the graph is not the result of a search.
 
     Raises:
         ValueError: where one of the above does not hold.
@@ -42,17 +42,18 @@ class NeighborGraph:
     includes_self: bool = True
     k: int | None = None
     threshold: float | None = None
+    recall: float | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in (("indptr", np.int64), ("indices", np.int32), ("similarities", np.float32)):
-            array = _cast(name, getattr(self, name), dtype).view()
+            array = cast_array(name, getattr(self, name), dtype).view()
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        _check_layout(self)
-        _check_order(self)
+        check_layout(self)
+        check_order(self)
 
     def __repr__(self) -> str:
-        asked = f", k={self.k}, threshold={self.threshold}"
+        asked = f", k={self.k}, threshold={self.threshold}, recall={self.recall}"
         return (
             f"NeighborGraph({self.n_rows} rows, {len(self.indices)} entries, {self.n_columns} columns{asked})"
         )
@@ -102,6 +103,7 @@ class NeighborGraph:
             self.includes_self,
             k,
             threshold,
+            self.recall,
         )
 
     def to_lists(self, ids: Sequence[str]) -> list[list[str]]:
@@ -156,7 +158,7 @@ class NeighborGraph:
     def save(self, path: str | Path) -> None:
         """Write one `.npz` (no pickle inside), under a temporary name that is then renamed."""
         path = _npz(path)
-        bounds = np.array([np.nan if v is None else v for v in (self.k, self.threshold)], dtype=np.float64)
+        facts = (self.k, self.threshold, self.recall)
         with atomic_path(path) as temporary:
             np.savez(
                 temporary,
@@ -164,27 +166,33 @@ class NeighborGraph:
                 indices=self.indices,
                 similarities=self.similarities,
                 shape=np.array([self.n_rows, self.n_columns, self.includes_self], dtype=np.int64),
-                bounds=bounds,
+                bounds=np.array([np.nan if fact is None else fact for fact in facts], dtype=np.float64),
             )
 
     @classmethod
     def load(cls, path: str | Path) -> "NeighborGraph":
         """Read what `save` wrote, checked again in full."""
         path = _npz(path)
-        with np.load(path, allow_pickle=False) as file:
+        with open_npz(path) as file:
             missing = {"indptr", "indices", "similarities", "shape", "bounds"} - set(file.files)
             if missing:
                 raise ValueError(f"{path} must hold a neighbour graph. Received: no {sorted(missing)} in it.")
+            if file["bounds"].shape != (3,):
+                raise ValueError(
+                    f"{path} must hold bounds of k, threshold and recall (a graph of this version). "
+                    f"Received: bounds of shape {file['bounds'].shape}."
+                )
             _, n_columns, includes_self = file["shape"].tolist()
-            k, threshold = file["bounds"].tolist()
+            k, threshold, recall = (None if np.isnan(fact) else fact for fact in file["bounds"].tolist())
             return cls(
                 file["indptr"],
                 file["indices"],
                 file["similarities"],
                 n_columns,
                 bool(includes_self),
-                None if np.isnan(k) else int(k),
-                None if np.isnan(threshold) else threshold,
+                None if k is None else int(k),
+                threshold,
+                recall,
             )
 
 
@@ -217,82 +225,3 @@ def _npz(path: str | Path) -> Path:
     if path.suffix != ".npz":
         raise ValueError(f"The file of a neighbour graph must end in .npz. Received: path={path}.")
     return path
-
-
-def _cast(name: str, values: Any, dtype: Any) -> np.ndarray:
-    array = np.asarray(values)
-    wanted = "iu" if np.dtype(dtype).kind == "i" else "f"
-    if array.ndim != 1 or (array.size and array.dtype.kind not in wanted):
-        raise ValueError(
-            f"{name} must be one-dimensional {np.dtype(dtype)}. Received: {array.dtype} {array.shape}."
-        )
-    if (
-        wanted == "iu"
-        and array.size
-        and not np.iinfo(dtype).min <= array.min() <= array.max() <= np.iinfo(dtype).max
-    ):
-        raise ValueError(f"{name} must fit in {np.dtype(dtype)}. Received: values up to {array.max()}.")
-    return np.ascontiguousarray(array, dtype=dtype)
-
-
-def _check_layout(graph: NeighborGraph) -> None:
-    indptr, entries = graph.indptr, len(graph.indices)
-    if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != entries or np.any(np.diff(indptr) < 0):
-        raise ValueError(f"indptr must rise from 0 to the {entries} entries. Received: indptr={indptr}.")
-    if len(graph.similarities) != entries:
-        raise ValueError(
-            f"similarities must be as many as indices, {entries}. Received: {len(graph.similarities)}."
-        )
-    if entries and not 0 <= graph.indices.min() <= graph.indices.max() < graph.n_columns:
-        raise ValueError(
-            f"indices must lie in 0..{graph.n_columns - 1}. "
-            f"Received: {graph.indices.min()}..{graph.indices.max()}."
-        )
-    if not np.isfinite(graph.similarities).all():
-        raise ValueError("similarities must be finite. Received: NaN or infinity.")
-    if graph.includes_self and graph.n_rows != graph.n_columns:
-        raise ValueError(
-            f"A graph that includes self must be square. "
-            f"Received: {graph.n_rows} rows, {graph.n_columns} columns."
-        )
-
-
-def _check_order(graph: NeighborGraph) -> None:
-    """Blocks of rows at a time, so that checking a large graph needs little memory."""
-    start = 0
-    while start < graph.n_rows:
-        stop = int(np.searchsorted(graph.indptr, graph.indptr[start] + _CHECK_ENTRIES, side="right")) - 1
-        stop = min(max(stop, start + 1), graph.n_rows)
-        _check_rows(graph, start, stop)
-        start = stop
-
-
-def _check_rows(graph: NeighborGraph, start: int, stop: int) -> None:
-    indptr = graph.indptr[start : stop + 1]
-    span = slice(indptr[0], indptr[-1])
-    columns, scores = graph.indices[span].astype(np.int64), graph.similarities[span]
-    rows = np.repeat(np.arange(start, stop), np.diff(indptr))
-    rest = np.ones(len(columns), dtype=bool)
-    if graph.includes_self:
-        heads = indptr[:-1] - indptr[0]
-        present = np.diff(indptr) > 0
-        lost = ~present
-        lost[present] = columns[heads[present]] != np.flatnonzero(present) + start
-        if lost.any():
-            raise ValueError(
-                f"Every row must start with itself. Received: row {start + np.flatnonzero(lost)[0]} does not."
-            )
-        rest[heads] = False
-    same_row = (rows[1:] == rows[:-1]) & rest[1:] & rest[:-1]
-    falls = (scores[1:] < scores[:-1]) | ((scores[1:] == scores[:-1]) & (columns[1:] > columns[:-1]))
-    wrong = np.flatnonzero(same_row & ~falls)
-    if wrong.size:
-        raise ValueError(
-            f"Rows must be sorted by falling similarity, then rising index. "
-            f"Received: row {rows[wrong[0]]} is not."
-        )
-    keys = np.sort(rows * graph.n_columns + columns)
-    twice = np.flatnonzero(keys[1:] == keys[:-1])
-    if twice.size:
-        row, column = divmod(int(keys[twice[0]]), graph.n_columns)
-        raise ValueError(f"A row must hold no column twice. Received: row {row} with column {column} twice.")

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 
 def run_tasks(do: Callable[[Any], None], tasks: list[Any], threads: int, bar: Any) -> None:
     """Do all tasks on some threads; the first error stops them all."""
@@ -43,3 +45,24 @@ def single_threaded_blas() -> AbstractContextManager[Any]:
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(limits=1, user_api="blas")
+
+
+class ThreadBuffers:
+    """Scratch arrays, one of a name for every thread, that grow as needed and keep their pages warm."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def get(self, name: str, size: int, dtype: Any) -> np.ndarray:
+        """(size,) array with any content, good until the thread asks for the same name again."""
+        buffer = getattr(self._local, name, None)
+        if buffer is None or len(buffer) < size:
+            buffer = np.empty(size, dtype=dtype)
+            setattr(self._local, name, buffer)
+        return buffer[:size]
+
+    def matrix_product(self, name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """`left @ right.T` in such an array."""
+        tile = self.get(name, len(left) * len(right), np.float32).reshape(len(left), len(right))
+        np.matmul(left, right.T, out=tile)
+        return tile

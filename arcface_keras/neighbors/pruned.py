@@ -1,0 +1,262 @@
+"""The pruned engine: the products of the exact one, but only between rows whose lists are near each other.
+
+For catalogues where all products would take too long. What it finds is as exact as from `exact` (same
+candidates, same similarities, self and exact duplicates always there); it may miss pairs, and says how many:
+the graph carries the recall measured on rows that were searched exactly.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from arcface_keras._cores import available_cores
+from arcface_keras.neighbors import exact
+from arcface_keras.neighbors.graph import NeighborGraph
+from arcface_keras.neighbors.join import Join
+from arcface_keras.neighbors.list_join import ListJoin, split
+from arcface_keras.neighbors.lists import (
+    BYTES_PER_VISIT,
+    ROUNDS,
+    TRAINING_ROWS,
+    find_visits,
+    needed_reach,
+    train_centroids,
+)
+from arcface_keras.neighbors.workers import single_threaded_blas
+
+SAMPLE_ROWS = 2000
+"""Rows searched exactly, to choose the reach and to measure the recall."""
+
+_BLOCK_ROWS = 8192
+_CALIBRATION_PAIRS = 1 << 15
+_VISITS_SHARE = 0.25
+_EXACT_SHARE = 0.5
+# Without a threshold most of a row's work is sorting candidates: as much as that many products (measured).
+_HANDLING = 30_000
+
+logger = logging.getLogger(__name__)
+
+
+def search(
+    queries: np.ndarray,
+    gallery: np.ndarray | None,
+    *,
+    k: int | None,
+    threshold: float | None,
+    memory_mb: float,
+    threads: int | None = None,
+    progress: bool = False,
+    target_recall: float = 0.99,
+    lists: int | None = None,
+    reach: float | None = None,
+) -> NeighborGraph:
+    """Nearly all neighbours above a threshold, the best k, or both, with a measured recall.
+
+    Rows are put into `lists` by k-means; a row is compared with those of its own list and of the lists at
+    most `reach` further away. The reach is the smallest that finds `target_recall` of the neighbours of
+    `SAMPLE_ROWS` rows, and is widened until the graph itself shows that recall. Where that would cost about
+    as much as all products, the exact engine does the work, and the recall is 1.
+
+    Arguments are those of `find_neighbors`, already checked. `lists` and `reach` fix what is else chosen;
+    with a fixed reach no recall is aimed at.
+
+    Raises:
+        ValueError: the lists that each row visits, or the neighbours, do not fit in `memory_mb`.
+    """
+    threads = threads or available_cores()
+    columns = queries if gallery is None else gallery
+    places = np.flatnonzero(columns.any(axis=1))
+    chosen = min(lists or _list_count(len(columns)), len(places))
+    every = len(queries) * len(columns) / (2 if gallery is None else 1)
+    most = np.inf if lists is not None else _EXACT_SHARE * every
+    if threshold is None:
+        most -= _HANDLING * len(queries)
+    worth = _overhead(len(queries), len(columns), chosen) < most
+    # At threshold 0 every zero row is everybody's neighbour, and there is little to leave out.
+    everybody = k is None and threshold is not None and threshold <= 0
+    graph = None
+    if chosen >= 2 and len(queries) and worth and not everybody:
+        limit = None if k is None else min(k, len(columns))
+        share = 1 - _VISITS_SHARE
+        plan = exact.make_plan(len(queries), len(columns), limit, memory_mb, threads, share=share)
+        task = _Task(queries, gallery, k, limit, threshold, memory_mb, threads, progress, plan)
+        truth = _search_sample(task)
+        with single_threaded_blas():
+            centroids = train_centroids(columns, places, chosen, threads)
+            if reach is not None:
+                graph = _compare(task, centroids, reach, truth, most)
+            else:
+                graph = _widen(task, centroids, truth, target_recall, most)
+    if graph is None:
+        logger.info("pruned: lists would save little here, all products are computed")
+        graph = exact.search(
+            queries,
+            gallery,
+            k=k,
+            threshold=threshold,
+            memory_mb=memory_mb,
+            threads=threads,
+            progress=progress,
+        )
+    return graph
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What was asked for; `limit` is k, at most the number of columns."""
+
+    queries: np.ndarray
+    gallery: np.ndarray | None
+    k: int | None
+    limit: int | None
+    threshold: float | None
+    memory_mb: float
+    threads: int
+    progress: bool
+    plan: exact.Plan
+
+    @property
+    def is_self(self) -> bool:
+        return self.gallery is None
+
+    @property
+    def columns(self) -> np.ndarray:
+        return self.queries if self.gallery is None else self.gallery
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """Some rows, and for each its true neighbours and their similarities (self not among them)."""
+
+    rows: np.ndarray
+    neighbors: list[np.ndarray]
+    similarities: list[np.ndarray]
+
+    def recall_of(self, graph: NeighborGraph) -> float:
+        """Share of the true neighbours that the graph holds; one as near as the last true one counts."""
+        found = wanted = 0
+        for row, true in zip(self.rows.tolist(), self.similarities, strict=True):
+            if len(true):
+                similarities = graph.row(row)[1][1 if graph.includes_self else 0 :]
+                found += min(len(true), int(np.count_nonzero(similarities >= true[-1])))
+                wanted += len(true)
+        return found / wanted if wanted else 1.0
+
+
+def _search_sample(task: _Task) -> _Truth:
+    rng = np.random.default_rng(1)
+    rows = np.sort(rng.choice(len(task.queries), min(SAMPLE_ROWS, len(task.queries)), replace=False))
+    graph = exact.search(
+        task.queries[rows],
+        task.columns,
+        k=task.limit,
+        threshold=task.threshold,
+        memory_mb=task.memory_mb,
+        threads=task.threads,
+    )
+    neighbors, similarities = [], []
+    for place, row in enumerate(rows.tolist()):
+        near, values = graph.row(place)
+        if task.is_self:
+            # Among more duplicates than k, self may be missing: it takes the place of the last.
+            other = np.flatnonzero(near != row)[: None if task.limit is None else task.limit - 1]
+            near, values = near[other], values[other]
+        neighbors.append(near)
+        similarities.append(values)
+    return _Truth(rows, neighbors, similarities)
+
+
+def _widen(
+    task: _Task, centroids: np.ndarray, truth: _Truth, target_recall: float, most: float
+) -> NeighborGraph | None:
+    """Widen the reach until the graph has the recall; None where all products would cost about as much."""
+    reaches = _reaches(task, truth, centroids)
+    # The reach is chosen on the very rows it is judged by: aim a little higher.
+    miss = 0.8 * (1 - target_recall)
+    while True:
+        graph = _compare(task, centroids, _quantile(reaches, 1 - miss), truth, most)
+        if graph is None or (graph.recall or 0) >= target_recall:
+            return graph
+        if miss == 0:
+            return None
+        miss = miss / 2 if miss > 1e-4 else 0.0
+
+
+def _compare(
+    task: _Task, centroids: np.ndarray, reach: float, truth: _Truth, most: float
+) -> NeighborGraph | None:
+    """The graph found at a reach, with its recall; None where that takes more than `most` products."""
+    m, n, lists = len(task.queries), len(task.columns), len(centroids)
+    sample = find_visits(task.queries[truth.rows], centroids, reach, threads=task.threads)
+    visits = len(sample.lists) / len(truth.rows)
+    if (visits + 1) / lists * m * n > most:
+        return None
+    needed = visits * m * BYTES_PER_VISIT / 2**20 / _VISITS_SHARE
+    if needed > task.memory_mb:
+        enough = int(1.1 * needed) + 1
+        raise ValueError(
+            f"memory_mb must be about {enough} for {m} rows that visit {visits:.0f} lists each "
+            f"(or target_recall lower). Received: memory_mb={task.memory_mb}."
+        )
+    parts = split(task.queries, task.gallery, centroids, reach, task.threads, task.progress)
+    if parts.products > most:
+        return None
+    join = Join(
+        task.queries,
+        task.columns,
+        task.is_self,
+        task.limit,
+        task.threshold,
+        block_rows=_BLOCK_ROWS,
+        slack=task.plan.slack,
+        most_entries=task.plan.most_entries,
+    )
+    ListJoin(join, parts, task.plan.tile).run(task.plan.threads, task.progress)
+    graph = join.finish(task.k, recall=0.0)
+    recall = truth.recall_of(graph)
+    logger.info(
+        "pruned: %d lists, reach %.4f, %.1f visits a row, %.2f %% of %d x %d products, recall %.4f",
+        lists,
+        reach,
+        len(parts.visits.lists) / m,
+        100 * parts.products / (m * n),
+        m,
+        n,
+        recall,
+    )
+    return replace(graph, recall=recall)
+
+
+def _reaches(task: _Task, truth: _Truth, centroids: np.ndarray) -> np.ndarray:
+    """(p,) sorted reaches that the true pairs of the sample need."""
+    rows = np.repeat(truth.rows, [len(near) for near in truth.neighbors])
+    near = np.concatenate(truth.neighbors)
+    # A zero row has no home; its neighbours are not found by lists.
+    has_home = [np.asarray(part.any(axis=1)) for part in (task.queries, task.columns)]
+    sound = has_home[0][rows] & has_home[1][near]
+    rows, near = rows[sound], near[sound]
+    if len(rows) > _CALIBRATION_PAIRS:
+        some = np.random.default_rng(2).choice(len(rows), _CALIBRATION_PAIRS, replace=False)
+        rows, near = rows[some], near[some]
+    needed = needed_reach(
+        task.queries, rows, task.columns, near, centroids, both_sides=task.is_self, threads=task.threads
+    )
+    return np.sort(needed)
+
+
+def _quantile(values: np.ndarray, share: float) -> float:
+    """The smallest value that is not exceeded by at least this share of the sorted values."""
+    place = min(len(values), max(1, int(np.ceil(share * len(values)))))
+    return float(values[place - 1]) if len(values) else 0.0
+
+
+def _list_count(n: int) -> int:
+    """Lists for n rows: few enough that finding homes costs little, many enough that lists are short."""
+    return max(1, int(min(8 * n**0.5, n / 40)))
+
+
+def _overhead(m: int, n: int, lists: int) -> float:
+    """Products before the first pair of rows is compared."""
+    training = ROUNDS * min(n, TRAINING_ROWS * lists) * lists
+    return training + max(m, n) * lists + min(m, SAMPLE_ROWS) * n
