@@ -31,6 +31,7 @@ class HeadLoss(keras.losses.Loss):
         y_pred = ops.convert_to_tensor(y_pred)
         dtype = keras.backend.standardize_dtype(y_pred.dtype)
         self._dtype_policy = keras.dtype_policies.get("float64" if dtype == "float64" else "float32")
+        self._dtype = self._dtype_policy.compute_dtype
         return super().__call__(y_true, y_pred, sample_weight)
 
     def labels(self, y_true: Tensor, n_classes: int) -> tuple[Tensor, Tensor, Tensor]:
