@@ -92,12 +92,12 @@ def pair(loss, y, dtype, sub_centers=1, weights=None):
     """Loss of `CosineLogits` and a margin loss as a function of embeddings and W."""
     layer = CosineLogits(CLASSES, sub_centers=sub_centers, dtype=dtype)
     layer.build((None, DIM))
-    return lambda x, W: loss(y, stateless_call(layer, W, x), weights)
+    return lambda x, W: ops.sum(loss(y, stateless_call(layer, W, x), weights))
 
 
 def as_layer(head, loss, y, dtype, weights=None):
     head.build([(None, DIM), (None,)])
-    return lambda x, W: loss(y, stateless_call(head, W, [x, y], training=True), weights)
+    return lambda x, W: ops.sum(loss(y, stateless_call(head, W, [x, y], training=True), weights))
 
 
 def numpy_loss(logits, y, smoothing=0.0, weights=None):
@@ -117,9 +117,9 @@ def test_margin_loss_has_values_and_gradients_of_the_layer(name, mode, dtype):
     W = np.repeat(W, head.sub_centers, axis=1) + 0.3 * np.random.default_rng(1).normal(
         size=(DIM, CLASSES * head.sub_centers)
     )
-    loss = MarginLoss(make_head(name, CLASSES), reduction="sum")
+    loss = MarginLoss(make_head(name, CLASSES), reduction="none")
     want = gradients(
-        as_layer(head, SmoothedCrossentropy(reduction="sum"), y, dtype), (x, W), MODES[0], dtype
+        as_layer(head, SmoothedCrossentropy(reduction="none"), y, dtype), (x, W), MODES[0], dtype
     )
     assert np.abs(want[2]).max() > 1e-2
     close(gradients(pair(loss, y, dtype, head.sub_centers), (x, W), mode, dtype), want, TOLERANCE[dtype])
@@ -144,9 +144,9 @@ def test_arc_face_loss_weighs_ignores_and_smooths_like_the_layer(case, mode, dty
         y[[3, 5]] = ignored
     weights = np.linspace(0.0, 2.0, ROWS) if weighted else None
     head = ArcMarginProduct(CLASSES, s=30, m=0.4, ignore_label=ignored, dtype=dtype)
-    layer = as_layer(head, SmoothedCrossentropy(**options), y, dtype, weights)
+    layer = as_layer(head, SmoothedCrossentropy(**options, reduction="none"), y, dtype, weights)
     want = gradients(layer, (x, W), MODES[0], dtype)
-    got = gradients(pair(ArcFaceLoss(s=30, m=0.4, **options), y, dtype, 1, weights), (x, W), mode, dtype)
+    got = gradients(pair(ArcFaceLoss(s=30, m=0.4, **options, reduction="none"), y, dtype, 1, weights), (x, W), mode, dtype)
     close(got, want, TOLERANCE[dtype])
     if ignored is not None:
         assert (got[1][[3, 5]] == 0).all()
@@ -157,7 +157,7 @@ def test_arc_face_loss_weighs_ignores_and_smooths_like_the_layer(case, mode, dty
     beyond = np.cos(theta) - 0.4 * np.sin(0.4)
     logits[kept, y[kept]] = 30.0 * np.where(theta + 0.4 < np.pi, np.cos(theta + 0.4), beyond)
     rows = numpy_loss(logits, y, options.get("label_smoothing", 0.0), weights)
-    assert got[0] == pytest.approx(rows[kept].sum() / ROWS, rel=TOLERANCE[dtype])
+    assert got[0] == pytest.approx(rows[kept].sum(), rel=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -197,9 +197,9 @@ def test_split_and_put_target_pass_every_gradient_on(mode):
         labels = ops.convert_to_tensor(y)
         rest, target = split_target(x, labels)
         out = put_target(rest, 3.0 * target, labels)
-        return ops.sum(rest * a.astype("float32")) + ops.sum(target * b.astype("float32")) + ops.sum(out * c)
+        weigh = zip((rest, target, out), (a, b, c), strict=True)
+        return sum(ops.sum(part * ops.convert_to_tensor(weight, "float32")) for part, weight in weigh)
 
-    c = c.astype("float32")
     value, found = gradients(total, [cosine], mode, "float32")
     hit = y[:, None] == np.arange(3)
     slope = a + np.where(hit, b + 3.0 * c, c)
@@ -232,8 +232,8 @@ class ShiftedLogits(AddMarginProduct):
 @pytest.mark.parametrize("mode", MODES)
 def test_margin_loss_follows_a_head_that_makes_its_own_logits(mode):
     x, W, y = batch(4)
-    layer = as_layer(ShiftedLogits(CLASSES), SmoothedCrossentropy(0.1), y, "float32")
-    loss = MarginLoss(ShiftedLogits(CLASSES), label_smoothing=0.1)
+    layer = as_layer(ShiftedLogits(CLASSES), SmoothedCrossentropy(0.1, reduction="none"), y, "float32")
+    loss = MarginLoss(ShiftedLogits(CLASSES), label_smoothing=0.1, reduction="none")
     want = gradients(layer, (x, W), MODES[0], "float32")
     close(gradients(pair(loss, y, "float32"), (x, W), mode, "float32"), want, 1e-5)
 

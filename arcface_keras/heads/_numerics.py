@@ -97,8 +97,11 @@ def _sum_columns(a: Tensor, b: Tensor) -> Tensor:
 def _add_up_rows(a: Tensor, b: Tensor) -> Tensor:
     jax = importlib.import_module("jax")
 
+    def row(x: Tensor, i: Any) -> Tensor:
+        return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
     def add(i: Any, total: Tensor) -> Tensor:
-        return total + a[i] * b[i]
+        return total + row(a, i) * row(b, i)
 
     return jax.lax.fori_loop(0, a.shape[0], add, ops.zeros((a.shape[1],), a.dtype))
 

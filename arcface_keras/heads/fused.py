@@ -70,14 +70,14 @@ def cross_entropy(
     n_classes = int(negatives.shape[1])
     if keras.backend.backend() == "torch":
         z = put_target(negatives, target, labels) * scale
-        spread = ops.mean(z, axis=1) * smoothing if smoothing else 0.0
+        spread = _row_mean(z) * smoothing if smoothing else 0.0
         return _row_log_sum_exp(z)[0] - ops.squeeze(target, 1) * (scale * (1.0 - smoothing)) - spread
 
     @ops.custom_gradient
     def rows(negatives: Tensor, target: Tensor) -> tuple[Tensor, Gradient]:
         loss, less_one_hot, z = _softmax_rows(negatives, target, labels, scale)
         if smoothing:
-            loss = loss + smoothing * (ops.squeeze(target, 1) * scale - ops.mean(z, axis=1))
+            loss = loss + smoothing * (ops.squeeze(target, 1) * scale - _row_mean(z))
 
         def gradient(upstream: Tensor) -> tuple[Tensor, Tensor]:
             weight = ops.expand_dims(upstream, 1) * scale
@@ -115,6 +115,11 @@ def _row_log_sum_exp(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     e = ops.exp(z - top)
     total = ops.sum(e, axis=1, keepdims=True)
     return ops.squeeze(ops.log(total) + top, 1), e, total
+
+
+def _row_mean(z: Tensor) -> Tensor:
+    # ops.mean takes the mean of float64 tensors in float32 on JAX and Torch.
+    return ops.sum(z, axis=1) / z.shape[1]
 
 
 def _take(x: Tensor, labels: Tensor) -> Tensor:

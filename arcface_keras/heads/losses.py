@@ -95,7 +95,7 @@ class SmoothedCrossentropy(HeadLoss):
         else:
             row = sparse_cross_entropy(ids, y_pred)
         if self.label_smoothing:
-            spread = _log_sum_exp(y_pred) - ops.mean(y_pred, axis=1)
+            spread = _log_sum_exp(y_pred) - ops.sum(y_pred, axis=1) / n_classes
             row = (1.0 - self.label_smoothing) * row + self.label_smoothing * spread
         return _counted(row, factor)
 
