@@ -13,6 +13,9 @@ Tensor = Any
 SLOPE_CLIP = 1e-6
 """Distance from a cosine of +1 or -1 inside which the slope of the sine is frozen (values are not)."""
 
+CHUNK_ROWS = 64
+"""Rows of a large matrix that are squared at a time: the temporary then stays in the cache."""
+
 
 def safe_normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Scale the rows of `x` (B, D) to unit length.
@@ -46,7 +49,7 @@ def cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple
     def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
         upstream = args[0] if upstream is None else upstream
         scaled = upstream * inverse
-        radial = ops.sum(upstream * cosine, axis=0) * ops.square(inverse)
+        radial = column_dots(upstream, cosine) * ops.square(inverse)
         return scaled @ ops.transpose(W), ops.transpose(unit) @ scaled - W * radial
 
     return cosine, gradient
@@ -62,10 +65,45 @@ def read(variable: Any) -> Tensor:
 
 def inverse_column_norms(W: Tensor) -> Tensor:
     """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,), and 0 for a zero column."""
-    norms = ops.sqrt(ops.sum(ops.square(W), axis=0))
+    norms = ops.sqrt(column_dots(W, W))
     positive = ops.not_equal(norms, 0.0)
     inverse = 1.0 / ops.where(positive, norms, ops.ones_like(norms))
     return ops.where(positive, inverse, ops.zeros_like(inverse))
+
+
+def column_dots(a: Tensor, b: Tensor) -> Tensor:
+    """Return the dot product of every column of `a` (n, C) with that of `b`, as (C,).
+
+    What costs is the n x C temporary (TensorFlow) and the walk down columns (XLA on CPUs, where at
+    C = 100,000 it takes longer than the three matrix products of a step).
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        jax = importlib.import_module("jax")
+        return jax.lax.platform_dependent(a, b, cpu=_add_up_rows, default=_sum_columns)
+    n = a.shape[0]
+    if backend == "torch" or n is None or n <= CHUNK_ROWS:
+        return _sum_columns(a, b)
+    total = _sum_columns(a[:CHUNK_ROWS], b[:CHUNK_ROWS])
+    for start in range(CHUNK_ROWS, n, CHUNK_ROWS):
+        total = total + _sum_columns(a[start : start + CHUNK_ROWS], b[start : start + CHUNK_ROWS])
+    return total
+
+
+def _sum_columns(a: Tensor, b: Tensor) -> Tensor:
+    return ops.sum(a * b, axis=0)
+
+
+def _add_up_rows(a: Tensor, b: Tensor) -> Tensor:
+    jax = importlib.import_module("jax")
+
+    def row(x: Tensor, i: Any) -> Tensor:
+        return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+    def add(i: Any, total: Tensor) -> Tensor:
+        return total + row(a, i) * row(b, i)
+
+    return jax.lax.fori_loop(0, a.shape[0], add, ops.zeros((a.shape[1],), a.dtype))
 
 
 def safe_sine(cosine: Tensor) -> Tensor:

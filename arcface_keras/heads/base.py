@@ -13,6 +13,7 @@ from arcface_keras.heads._checks import check_count, check_ignore_label, check_m
 from arcface_keras.heads._inputs import check_shapes, is_outermost, is_plain, shapes, split
 from arcface_keras.heads._labels import check_labels, concrete, to_sparse
 from arcface_keras.heads._numerics import Tensor, cosine_product, read, safe_normalize
+from arcface_keras.heads.fused import cross_entropy, put_target, split_target, target_mask
 from arcface_keras.heads.losses import SmoothedCrossentropy
 from arcface_keras.heads.schedules import MANUAL, get_schedule, serialize_schedule
 
@@ -193,7 +194,8 @@ class MarginHead(keras.layers.Layer):
             check_labels(known, self.n_classes, self.ignore_label)
         ids, valid, ignored = to_sparse(labels, self.n_classes, self.ignore_label)
         cosine = self.cosines(unit)
-        is_target, target = pick_target(cosine, ids)
+        cosine, target = split_target(cosine, ids)
+        is_target = target_mask(ids, self.n_classes)
         if training:
             self._advance_schedules()
         bad = ops.cast(float("nan"), cosine.dtype)
@@ -207,13 +209,24 @@ class MarginHead(keras.layers.Layer):
 
     def logits_from_cosines(self, cosine: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
         """Return margin logits of a stateless, unbuilt head from cosines (B, n_classes) and ids (B,)."""
-        is_target, target = pick_target(cosine, labels)
-        factor = ops.expand_dims(ops.cast(counted, cosine.dtype), 1)
-        margin: Any = self.m
-        if isinstance(self.m, tuple):
-            margin = ops.expand_dims(ops.take(ops.convert_to_tensor(self.m, cosine.dtype), labels), 1)
-        rows = Rows(labels, counted, factor, is_target, None, margin, False)
-        return self.margin_logits(cosine, target, rows)
+        cosine, target = split_target(cosine, labels)
+        return self.margin_logits(cosine, target, self._rows(cosine, labels, counted))
+
+    def loss_from_cosines(
+        self, cosine: Tensor, labels: Tensor, counted: Tensor, smoothing: float = 0.0
+    ) -> Tensor:
+        """Return the cross-entropy (B,) of `logits_from_cosines`, its gradient written out where that pays.
+
+        A row that does not count is the caller's to leave out: here it has a loss like any other.
+        """
+        cosine, target = split_target(cosine, labels)
+        rows = self._rows(cosine, labels, counted)
+        if type(self).margin_logits is not MarginHead.margin_logits:
+            logits = self.margin_logits(cosine, target, rows)
+            return cross_entropy(*split_target(logits, labels), labels, 1.0, smoothing)
+        modified = self.modify_target(target, rows)
+        negatives = self.modify_negatives(cosine, target, modified, rows)
+        return cross_entropy(negatives, modified, labels, self.scale(), smoothing)
 
     @property
     def is_stateless(self) -> bool:
@@ -255,7 +268,7 @@ class MarginHead(keras.layers.Layer):
         """Return the training logits (B, n_classes) from cosines (B, n_classes) and target cosines (B, 1)."""
         modified = self.modify_target(target, rows)
         negatives = self.modify_negatives(cosine, target, modified, rows)
-        return ops.where(rows.is_target, modified, negatives) * (self.scale() * rows.factor)
+        return put_target(negatives, modified, rows.labels) * (self.scale() * rows.factor)
 
     def modify_target(self, cosine: Tensor, rows: Rows) -> Tensor:
         """Return T, the modified target cosines (B, 1); here unchanged."""
@@ -314,15 +327,16 @@ class MarginHead(keras.layers.Layer):
                 factor.assign(ops.cast(schedule(ops.convert_to_tensor(step)), factor.dtype))
                 step.assign_add(1.0)
 
+    def _rows(self, cosine: Tensor, labels: Tensor, counted: Tensor) -> Rows:
+        factor = ops.expand_dims(ops.cast(counted, cosine.dtype), 1)
+        margin: Any = self.m
+        if isinstance(self.m, tuple):
+            margin = ops.expand_dims(ops.take(ops.convert_to_tensor(self.m, cosine.dtype), labels), 1)
+        return Rows(labels, counted, factor, target_mask(labels, self.n_classes), None, margin, False)
+
     def _shapes_of(self, input_shape: Any) -> list[tuple[int | None, ...]]:
         dim = int(self.W.shape[0]) if self.built else None
         return check_shapes(input_shape, self.n_classes, dim, self.name)
-
-
-def pick_target(cosine: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the target class of each row is (B, C), and its cosine (B, 1)."""
-    is_target = ops.equal(ops.expand_dims(labels, 1), ops.arange(cosine.shape[1], dtype="int32"))
-    return is_target, ops.sum(ops.where(is_target, cosine, ops.zeros_like(cosine)), axis=1, keepdims=True)
 
 
 def _full_precision(dtype: Any) -> str:

@@ -10,6 +10,7 @@ from keras import ops
 from arcface_keras.heads._checks import check_number
 from arcface_keras.heads._labels import check_labels, concrete, is_one_hot, to_sparse
 from arcface_keras.heads._numerics import Tensor
+from arcface_keras.heads.fused import target_mask
 
 
 class HeadLoss(keras.losses.Loss):
@@ -30,6 +31,7 @@ class HeadLoss(keras.losses.Loss):
         y_pred = ops.convert_to_tensor(y_pred)
         dtype = keras.backend.standardize_dtype(y_pred.dtype)
         self._dtype_policy = keras.dtype_policies.get("float64" if dtype == "float64" else "float32")
+        self._dtype = self._dtype_policy.compute_dtype
         return super().__call__(y_true, y_pred, sample_weight)
 
     def labels(self, y_true: Tensor, n_classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,9 +95,17 @@ class SmoothedCrossentropy(HeadLoss):
         else:
             row = sparse_cross_entropy(ids, y_pred)
         if self.label_smoothing:
-            spread = _log_sum_exp(y_pred) - ops.mean(y_pred, axis=1)
+            spread = _log_sum_exp(y_pred) - ops.sum(y_pred, axis=1) / n_classes
             row = (1.0 - self.label_smoothing) * row + self.label_smoothing * spread
-        return ops.where(ops.equal(factor, 0.0), ops.zeros_like(row), row * factor)
+        return _counted(row, factor)
+
+    def with_margin(self, head: Any, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return the loss (B,) of the margin logits of a stateless head, from cosines (B, n_classes)."""
+        n_classes = int(y_pred.shape[-1])
+        ids, factor, valid = self.labels(y_true, n_classes)
+        if is_one_hot(tuple(y_true.shape), n_classes):
+            return SmoothedCrossentropy.call(self, y_true, head.logits_from_cosines(y_pred, ids, valid))
+        return _counted(head.loss_from_cosines(y_pred, ids, valid, self.label_smoothing), factor)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"label_smoothing": self.label_smoothing}
@@ -137,8 +147,7 @@ class MarginLoss(SmoothedCrossentropy):
             )
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        ids, _, valid = self.labels(y_true, int(y_pred.shape[-1]))
-        return super().call(y_true, self.head.logits_from_cosines(y_pred, ids, valid))
+        return self.with_margin(self.head, y_true, y_pred)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"head": keras.saving.serialize_keras_object(self.head)}
@@ -181,9 +190,7 @@ class ArcFaceLoss(SmoothedCrossentropy):
         self._head(1 if isinstance(m, (int, float)) else len(m))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        n_classes = int(y_pred.shape[-1])
-        ids, _, valid = self.labels(y_true, n_classes)
-        return super().call(y_true, self._head(n_classes).logits_from_cosines(y_pred, ids, valid))
+        return self.with_margin(self._head(int(y_pred.shape[-1])), y_true, y_pred)
 
     def _head(self, n_classes: int) -> Any:
         arc_margin = importlib.import_module("arcface_keras.heads.arc_margin")
@@ -230,12 +237,12 @@ class SphereFace2Loss(HeadLoss):
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         n_classes = int(y_pred.shape[-1])
         ids, factor, _ = self.labels(y_true, n_classes)
-        is_target = ops.equal(ops.expand_dims(ids, 1), ops.arange(n_classes, dtype="int32"))
+        is_target = target_mask(ids, n_classes)
         terms = ops.where(
             is_target, self.alpha * ops.softplus(-y_pred), (1.0 - self.alpha) * ops.softplus(y_pred)
         )
         row = self.loss_weight / self.s * ops.sum(terms, axis=1)
-        return ops.where(ops.equal(factor, 0.0), ops.zeros_like(row), row * factor)
+        return _counted(row, factor)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"s": self.s, "alpha": self.alpha, "loss_weight": self.loss_weight}
@@ -246,8 +253,12 @@ def sparse_cross_entropy(ids: Tensor, logits: Tensor) -> Tensor:
     if keras.backend.backend() == "tensorflow":
         tf = importlib.import_module("tensorflow")
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
-    is_target = ops.equal(ops.expand_dims(ids, 1), ops.arange(logits.shape[-1], dtype="int32"))
+    is_target = target_mask(ids, logits.shape[-1])
     return _log_sum_exp(logits) - ops.sum(ops.where(is_target, logits, ops.zeros_like(logits)), axis=1)
+
+
+def _counted(row: Tensor, factor: Tensor) -> Tensor:
+    return ops.where(ops.equal(factor, 0.0), ops.zeros_like(row), row * factor)
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:
