@@ -41,7 +41,7 @@ Step = Callable[[], Any]
 
 @keras.saving.register_keras_serializable(package="benchmark")
 class OneHotArc(keras.layers.Layer):
-    """ArcFace as most published code writes it: W normalised each step, the margin on B x C, a one-hot mask."""
+    """ArcFace as most published code writes it: W normalised each step, margin on B x C, one-hot mask."""
 
     def __init__(self, n_classes: int, s: float = 30.0, m: float = 0.5) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def _jax_step(layer: Any, loss: Any, sees_labels: bool, x: Any, y: Any, mode: st
 
 
 def measure(names: list[str], shape: tuple[int, int, int], mode: str, rounds: int) -> dict[str, np.ndarray]:
-    """Return the seconds of `rounds` steps of every contender, (rounds, 2): by the clock, and of all cores."""
+    """Return the seconds of `rounds` steps of every contender, (rounds, 2): by the clock and of all cores."""
     steps = {name: make_step(name, shape, mode)[0] for name in names}
     for step in steps.values():
         step(), step()
@@ -174,7 +174,10 @@ def memory_of_child(name: str, shape: tuple[int, int, int], mode: str) -> str:
 def report(names: list[str], shape: tuple[int, int, int], mode: str, rounds: int, memory: bool) -> None:
     print(f"\n(B, D, C) = {shape}, {BACKEND} {mode}, {rounds} rounds, load {os.getloadavg()[0]:.1f}")
     seconds = measure(names, shape, mode, rounds)
-    print(f"{'':18}{'median ms':>10}{'min':>7}{'ratio':>8}{'of min':>8}{'CPU ms':>9}{'ratio':>8}{'of min':>8}", end="")
+    print(
+        f"{'':18}{'median ms':>10}{'min':>7}{'ratio':>8}{'of min':>8}{'CPU ms':>9}{'ratio':>8}{'of min':>8}",
+        end="",
+    )
     print("   peak MiB (XLA temporaries)" if memory else "")
     base = seconds[BASELINE]
     for name in names:
@@ -187,9 +190,13 @@ def report(names: list[str], shape: tuple[int, int, int], mode: str, rounds: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", action="append", help="B,D,C; may be repeated (64,512,11014)")
-    parser.add_argument("--mode", action="append", choices=MODES[BACKEND], help="all of the backend by default")
+    parser.add_argument(
+        "--mode", action="append", choices=MODES[BACKEND], help="all of the backend by default"
+    )
     parser.add_argument("--only", help=f"contenders, separated by commas: {', '.join(CONTENDERS)}")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--memory", action="store_true", help="also peak memory, in a process each")

@@ -146,7 +146,9 @@ def test_arc_face_loss_weighs_ignores_and_smooths_like_the_layer(case, mode, dty
     head = ArcMarginProduct(CLASSES, s=30, m=0.4, ignore_label=ignored, dtype=dtype)
     layer = as_layer(head, SmoothedCrossentropy(**options, reduction="none"), y, dtype, weights)
     want = gradients(layer, (x, W), MODES[0], dtype)
-    got = gradients(pair(ArcFaceLoss(s=30, m=0.4, **options, reduction="none"), y, dtype, 1, weights), (x, W), mode, dtype)
+    got = gradients(
+        pair(ArcFaceLoss(s=30, m=0.4, **options, reduction="none"), y, dtype, 1, weights), (x, W), mode, dtype
+    )
     close(got, want, TOLERANCE[dtype])
     if ignored is not None:
         assert (got[1][[3, 5]] == 0).all()
