@@ -63,13 +63,19 @@ def check_search(
     """The search finds what brute force finds, in its order."""
     graph = search(queries, gallery, k=k, threshold=threshold)
     expected = brute_force(queries, gallery, k=k, threshold=threshold)
-    assert graph.n_rows == len(queries)
-    assert graph.n_columns == len(queries if gallery is None else gallery)
-    assert graph.includes_self is (gallery is None)
+    assert graph.n_rows == len(queries), "a row was dropped"
+    assert graph.n_columns == len(queries if gallery is None else gallery), "a column was dropped"
+    assert graph.includes_self is (gallery is None), "a self-join holds self, a search of a gallery does not"
     for i, (columns, similarities) in enumerate(expected):
         found, values = graph.row(i)
-        assert found.tolist() == columns, f"row {i}"
-        np.testing.assert_allclose(values, np.array(similarities, dtype=np.float32), rtol=0, atol=6e-8)
+        assert found.tolist() == columns, f"row {i} has other neighbours"
+        np.testing.assert_allclose(
+            values,
+            np.array(similarities, dtype=np.float32),
+            rtol=0,
+            atol=6e-8,
+            err_msg=f"row {i} has other similarities",
+        )
 
 
 def memory_of(run: Callable[[], NeighborGraph]) -> tuple[NeighborGraph, float]:
@@ -124,7 +130,9 @@ def check_approximate_search(
         found, values = found[first:], values[first:]
         assert i not in found or gallery is not None
         assert len(set(found.tolist())) == len(found), f"row {i} holds a column twice"
-        np.testing.assert_allclose(values, true[i, found], rtol=0, atol=6e-8, err_msg=f"row {i}")
+        np.testing.assert_allclose(
+            values, true[i, found], rtol=0, atol=6e-8, err_msg=f"row {i} has other similarities"
+        )
         assert threshold is None or (values >= np.float32(threshold)).all(), f"row {i} under the threshold"
         assert k is None or len(found) + first <= k, f"row {i} is too long"
         order = sorted(zip(-values, found, strict=True))
@@ -136,7 +144,7 @@ def check_approximate_search(
         wanted += len(others)
         hits += min(len(others), int((values >= others[-1] - np.float32(6e-8)).sum())) if others else 0
     recall = hits / wanted if wanted else 1.0
-    assert graph.recall is not None
+    assert graph.recall is not None, "the graph tells no recall"
     assert abs(graph.recall - recall) < 1e-9, f"the recall is {recall}, the graph says {graph.recall}"
     assert recall >= least_recall
     return graph

@@ -241,11 +241,19 @@ def tells_no_recall(graph: NeighborGraph) -> NeighborGraph:
     return replace(graph, recall=None)
 
 
-@pytest.mark.parametrize("broken", [tells_a_false_pair, loses_a_duplicate, boasts, tells_no_recall])
-def test_approximate_contract_catches(broken: Callable[[NeighborGraph], NeighborGraph]) -> None:
+@pytest.mark.parametrize(
+    ("broken", "fault"),
+    [
+        (tells_a_false_pair, "has other similarities"),
+        (loses_a_duplicate, "lost a duplicate"),
+        (boasts, "the recall is"),
+        (tells_no_recall, "tells no recall"),
+    ],
+)
+def test_approximate_contract_catches(broken: Callable[[NeighborGraph], NeighborGraph], fault: str) -> None:
     rows = clustered_rows(300, 16, seed=20, duplicates=20)
     sound = partial(search, lists=40, reach=0.0)
     bounds: dict[str, Any] = {"k": None, "threshold": 0.5}
     check_approximate_search(sound, rows, **bounds)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=fault):
         check_approximate_search(lambda *rest, **kwargs: broken(sound(*rest, **kwargs)), rows, **bounds)
