@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras._files import atomic_path
 from arcface_keras.calibrate import calibrate_threshold
 from arcface_keras.embeddings import Embeddings
@@ -15,7 +16,7 @@ from arcface_keras.held_out import HeldOut
 from arcface_keras.metrics import row_f1
 from arcface_keras.neighbors import NeighborGraph, find_neighbors
 from arcface_keras.postprocess import apply_steps
-from arcface_keras.postprocess.checks import blank_entries, check_count
+from arcface_keras.postprocess.checks import blank_entries
 
 __all__ = ["ablate", "waterfall"]
 

@@ -26,9 +26,8 @@ def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
     """Embed the listings to match with the run's embedder; writes `embeddings/`.
 
     A listing whose photo cannot be read keeps its row, which is zero, and is named in the log and in
-    `run.json`.
-    When the listings carry labels, the pretrained backbone embeds them as well (`embeddings_untrained/`), as
-    the floor that scores are compared with.
+    `run.json`. When the listings carry labels, the pretrained backbone embeds them as well
+    (`embeddings_untrained/`), as the floor that scores are compared with.
 
     Args:
         config: needs `test`, and `test_images` or `images`.

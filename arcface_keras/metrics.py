@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from arcface_keras._checks import check_count
+
 
 class RankedRows(Protocol):
     """Compressed sparse rows, such as a `NeighborGraph`."""
@@ -69,7 +71,7 @@ def map_at_k(matches: Matches, labels: Any, k: int = 5, **options: Any) -> Any:
         no_relevant: "skip" or "zero".
         per_query: give the (n,) values instead of their mean.
     """
-    _check_k(k)
+    check_count("k", k)
 
     def score(r: "_Ranking") -> np.ndarray:
         return r.sum(r.precision * r.relevant * (r.rank <= k)) / np.minimum(r.n_relevant, k)
@@ -106,7 +108,7 @@ def recall_at_k(
     `kind="hit"`, the field's habit: 1 where any of the first k results is relevant. `kind="fraction"`, true
     recall: relevant ones among the first k over all R relevant ones.
     """
-    _check_k(k)
+    check_count("k", k)
     if kind not in ("hit", "fraction"):
         raise ValueError(f"kind must be one of ['fraction', 'hit']. Received: kind={kind!r}.")
 
@@ -120,7 +122,7 @@ def recall_at_k(
 def mean_reciprocal_rank(matches: Matches, labels: Any, k: int | None = None, **options: Any) -> Any:
     """Mean of 1 / rank of the first relevant result, 0 where none is within k (options as `map_at_k`)."""
     if k is not None:
-        _check_k(k)
+        check_count("k", k)
 
     def score(r: "_Ranking") -> np.ndarray:
         first = r.relevant & (r.hits == 1) & (r.rank <= (np.inf if k is None else k))
@@ -298,8 +300,3 @@ def _columns(flat: list[Any], n_columns: int, ids: Sequence[str] | None) -> np.n
     if unknown:
         raise ValueError(f"Lists may hold only ids. Received: {unknown[0]!r}.")
     return np.array([position[match] for match in flat], dtype=np.int64)
-
-
-def _check_k(k: Any) -> None:
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ValueError(f"k must be a positive integer. Received: k={k!r}.")

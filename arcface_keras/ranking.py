@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras._files import write_text
 from arcface_keras.embeddings import check_ids
 from arcface_keras.neighbors.graph import NeighborGraph
@@ -75,7 +76,7 @@ def rank_identities(
         >>> rank_identities(graph, labels, new_identity="new_whale", threshold=0.5)  # doctest: +SKIP
         [['w_1287fbc', 'new_whale', 'w_98baff9']]
     """
-    _check_k(k)
+    check_count("k", k)
     names = [str(label) for label in gallery_labels]
     if len(names) != graph.n_columns:
         raise ValueError(
@@ -109,7 +110,7 @@ def rank_identities(
 
 def rank_gallery(graph: NeighborGraph, gallery_ids: Sequence[str], *, k: int = 100) -> list[list[str]]:
     """For every query the ids of its k nearest, best first; itself left out where it is a column."""
-    _check_k(k)
+    check_count("k", k)
     lists = graph.to_lists(gallery_ids)
     first = 1 if graph.includes_self else 0
     return [row[first : first + k] for row in lists]
@@ -190,11 +191,6 @@ def read_ranking(
     problems += [f"{form.columns[0]} {name!r} is missing" for name in ids or () if name not in result]
     raise_problems(path, "A ranking must list every query once with valid names", problems)
     return result
-
-
-def _check_k(k: Any) -> None:
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ValueError(f"k must be a positive integer. Received: k={k!r}.")
 
 
 def _ranking_format(convention: str | RankingFormat) -> RankingFormat:

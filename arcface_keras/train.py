@@ -49,9 +49,8 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
     """Train an embedder, and for the threshold embed groups with networks that have not seen them.
 
     First the photos pass once through the frozen backbone, and neck and head learn on the cached features;
-    then, if
-    `epochs` is positive, the whole network learns on the photos. Writes `embedder.keras`, `history.csv`,
-    `calibration/` and `run.json`. Photos that cannot be read are named in the log and left out.
+    then, if `epochs` is positive, the whole network learns on the photos. Writes `embedder.keras`,
+    `history.csv`, `calibration/` and `run.json`. Photos that cannot be read are named in the log, left out.
 
     Args:
         config: needs `train` and `images`.
@@ -61,7 +60,7 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
         The run folder.
 
     Raises:
-        ValueError: bad options, a bad catalogue (all problems at once), or fewer than two separate groups.
+        ValueError: bad options, a bad catalogue (all problems at once), or fewer than four separate groups.
     """
     create_head(HEADS, config.head, [1, 2])
     run = RunFolder(Path(config.out))

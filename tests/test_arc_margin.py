@@ -103,8 +103,8 @@ def test_arc_margin_without_labels_is_the_scaled_cosine():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_classes": 0}, r"n_classes must be an integer >= 1. Received: n_classes=0"),
-        ({"n_classes": 2.5}, r"n_classes must be an integer >= 1. Received: n_classes=2.5"),
+        ({"n_classes": 0}, r"n_classes must be a positive integer. Received: n_classes=0"),
+        ({"n_classes": 2.5}, r"n_classes must be a positive integer. Received: n_classes=2.5"),
         ({"s": 0.0}, r"s must be a finite number > 0. Received: s=0.0"),
         ({"s": float("nan")}, r"s must be a finite number > 0. Received: s=nan"),
         ({"m": -0.1}, r"m must be a finite number >= 0 and <= 1.5708. Received: m=-0.1"),

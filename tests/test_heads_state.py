@@ -371,7 +371,7 @@ def test_learnable_scale_is_trained_from_s():
             lambda: AdaCos(3, learnable_scale=True),
             r"AdaCos sets its own scale. Received: learnable_scale=True",
         ),
-        (lambda: MarginWarmup(0), r"epochs must be an integer >= 1. Received: epochs=0"),
+        (lambda: MarginWarmup(0), r"epochs must be a positive integer. Received: epochs=0"),
     ],
 )
 def test_schedules_refuse_bad_arguments(make, message):

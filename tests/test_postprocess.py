@@ -1,5 +1,6 @@
 """The contract of every step, and what each one does."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,22 @@ CASES = [(name, options) for name, several in OPTIONS.items() for options in sev
 
 def embed(n: int, d: int = 12, seed: int = 0, **traits: int) -> Embeddings:
     return Embeddings([f"p{i}" for i in range(n)], clustered_rows(n, d, seed, **traits))
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(STEPS[name]).parameters
+    return {key: value for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, key) for name in STEPS for key in options_of(name)])
+@pytest.mark.parametrize("value", ["nan", [1, 2, "x"], object()], ids=["text", "list", "object"])
+def test_step_refuses_an_option_of_another_type(name: str, option: str, value: object) -> None:
+    """As the command line may give it: a ValueError, whatever the option, and no error from inside."""
+    embeddings = embed(12)
+    graph = find_neighbors(embeddings, k=12)
+    needed = {key: 0.3 for key, given in options_of(name).items() if given.default is given.empty}
+    with pytest.raises(ValueError, match="must be|must hold|must map"):
+        apply_steps(graph, embeddings, [(name, needed | {option: value})])
 
 
 def test_every_step_has_options_in_the_contract_suite() -> None:
@@ -140,7 +157,7 @@ def test_threshold_refuses_to_go_below_that_of_the_search() -> None:
         ValueError, match=r"must reach down to 0.4: search with a lower.*cut at threshold=0.5"
     ):
         apply_steps(graph, embeddings, [("threshold", {"threshold": 0.4})])
-    with pytest.raises(ValueError, match=r"A threshold must be finite. Received: nan"):
+    with pytest.raises(ValueError, match=r"threshold must be a finite number. Received: threshold=nan"):
         apply_steps(graph, embeddings, [("threshold", {"threshold": float("nan")})])
 
 
@@ -227,7 +244,7 @@ def test_query_expansion_of_a_graph_without_bounds_needs_its_own() -> None:
     ("options", "message"),
     [
         ({"k": 0}, "k must be a positive integer"),
-        ({"alpha": -1.0}, "alpha must be a finite number in 0..inf. Received: alpha=-1.0"),
+        ({"alpha": -1.0}, "alpha must be a finite number >= 0. Received: alpha=-1.0"),
     ],
 )
 def test_query_expansion_names_bad_options(options: dict[str, Any], message: str) -> None:

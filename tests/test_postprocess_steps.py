@@ -421,13 +421,13 @@ def test_blending_brings_the_listings_of_a_chain_together() -> None:
         (("database_augmentation", {"k": 0}), "k must be a positive integer. Received: k=0"),
         (
             ("database_augmentation", {"weights": "cubic"}),
-            r"weights must be one of \['equal', 'linear', 'logspace', 'similarity'\]. Received: weights=",
+            r"weights must be one of 'equal', 'linear', 'logspace', 'similarity'. Received: weights=",
         ),
-        (("database_augmentation", {"sides": "query"}), r"sides must be one of \['both', 'gallery'\]"),
+        (("database_augmentation", {"sides": "query"}), r"sides must be one of 'both', 'gallery'"),
         (("mutual_filter", {"max_rank": 2.5}), "max_rank must be a positive integer. Received: max_rank=2.5"),
         (("k_reciprocal", {"k1": 0}), "k1 must be a positive integer"),
         (("k_reciprocal", {"k2": True}), "k2 must be a positive integer. Received: k2=True"),
-        (("k_reciprocal", {"lambda_value": 1.5}), "lambda_value must be a finite number in 0..1"),
+        (("k_reciprocal", {"lambda_value": 1.5}), "lambda_value must be a finite number >= 0 and <= 1"),
         (("connected_components", {"threshold": float("nan")}), "threshold must be a finite number"),
         (("connected_components", {"threshold": 0.5, "max_size": 0}), "max_size must be a positive integer"),
         (
@@ -438,9 +438,9 @@ def test_blending_brings_the_listings_of_a_chain_together() -> None:
         (("chisel", {"sizes": "amazon"}), r"sizes must be one of \['shopee'\], or numbers"),
         (("chisel", {"sizes": [2, 3]}), "sizes must be a name or a mapping of size to number"),
         (("chisel", {"sizes": {0: 3}}), "A group size must be a positive integer. Received: 0"),
-        (("chisel", {"sizes": {2: -1}}), "number of groups of 2 must be a finite number in 0..inf"),
+        (("chisel", {"sizes": {2: -1}}), "number of groups of 2 must be a finite number >= 0"),
         (("chisel", {"sizes": {2: 0}}), "sizes must count one group at least"),
-        (("target_mean_size", {"mean": 0.5}), "mean must be a finite number in 1..inf. Received: mean=0.5"),
+        (("target_mean_size", {"mean": 0.5}), "mean must be a finite number >= 1. Received: mean=0.5"),
     ],
 )
 def test_step_names_bad_options(step: tuple[str, dict[str, Any]], message: str) -> None:

@@ -7,6 +7,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count
+
 MAX_PIXELS = 100_000_000
 
 # The plug-ins are called directly: `Image.open` would guess among fifty formats (some start other
@@ -59,8 +61,8 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
         ImageError: the file is absent, unreadable, empty, truncated, no image, or has more than `max_pixels`.
         ValueError: `image_size` or `max_pixels` is no positive integer.
     """
-    check_positive("image_size", image_size)
-    check_positive("max_pixels", max_pixels)
+    check_count("image_size", image_size)
+    check_count("max_pixels", max_pixels)
     try:
         with _open_regular(path) as file:
             image = _open_image(file, path, max_pixels)
@@ -74,12 +76,6 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
         raise ImageError(path, f"the image cannot be read ({error.strerror or error})") from error
     except Exception as error:  # decoders meet strangers' bytes and raise whatever they stumble over
         raise ImageError(path, f"the image is broken ({type(error).__name__}: {error})") from error
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise ValueError unless `value` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1. Received: {name}={value!r}.")
 
 
 def _open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
-from arcface_keras.data.decoding import MAX_PIXELS, ImageError, check_positive, load_image
+from arcface_keras.data.decoding import MAX_PIXELS, ImageError, load_image
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -43,8 +44,8 @@ def scan_images(
     Raises:
         ValueError: a number is not a positive integer.
     """
-    check_positive("image_size", image_size)
-    check_positive("max_pixels", max_pixels)
+    check_count("image_size", image_size)
+    check_count("max_pixels", max_pixels)
     names = [os.fspath(path) for path in paths]
     distinct = list(dict.fromkeys(names))
 
@@ -109,7 +110,7 @@ def image_dataset(
     import tensorflow as tf
 
     for name, value in (("image_size", image_size), ("batch_size", batch_size), ("max_pixels", max_pixels)):
-        check_positive(name, value)
+        check_count(name, value)
     names = [os.fspath(path) for path in paths]
     label_table = None if labels is None else tf.constant(_check_labels(labels, len(names)))
     shape = (image_size, image_size, 3)
@@ -156,5 +157,5 @@ def _check_labels(labels: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
 def _workers(workers: int | None) -> int:
     if workers is None:
         return available_cores()
-    check_positive("workers", workers)
+    check_count("workers", workers)
     return int(workers)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras.neighbors.graph import NeighborGraph
 
 _BYTES_PER_ENTRY = 48
@@ -25,8 +26,8 @@ def match_equal(values: Sequence[str], *, k: int | None = None, memory_mb: float
     for position, value in enumerate(values):
         if not isinstance(value, str):
             raise ValueError(f"values must be strings. Received: values[{position}]={value!r}.")
-    if k is not None and k < 1:
-        raise ValueError(f"k must be a positive integer. Received: k={k!r}.")
+    if k is not None:
+        check_count("k", k)
     n = len(values)
     codes = np.unique(np.array(values, dtype=object), return_inverse=True)[1].reshape(-1).astype(np.int64)
     empty = np.array([not value for value in values], dtype=bool)

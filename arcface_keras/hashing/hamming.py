@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
 from arcface_keras.hashing.members import Groups, expand_to_rows, group_rows
@@ -76,10 +77,8 @@ def match_hashes(
     """
     values, bits = _checked(hashes)
     for name, number in (("k", k), ("threads", threads)):
-        if number is not None and (
-            isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1
-        ):
-            raise ValueError(f"{name} must be a positive integer. Received: {name}={number!r}.")
+        if number is not None:
+            check_count(name, number)
     if (
         isinstance(radius, bool)
         or not isinstance(radius, int | np.integer)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
 from arcface_keras.data import decoding
@@ -39,8 +40,8 @@ def perceptual_hash(
         ImageError: the file is absent, unreadable or no image.
         ValueError: for a size below the smallest.
     """
-    decoding.check_positive("max_pixels", max_pixels)
-    decoding.check_positive("highfreq_factor", highfreq_factor)
+    check_count("max_pixels", max_pixels)
+    check_count("highfreq_factor", highfreq_factor)
     if isinstance(hash_size, bool) or not isinstance(hash_size, int) or hash_size < 2:
         raise ValueError(f"hash_size must be an integer of at least 2. Received: hash_size={hash_size!r}.")
     pixels = _grey_square(path, hash_size * highfreq_factor, max_pixels)
@@ -79,7 +80,7 @@ def fill_hashes(
     if len(hashes) != len(paths):
         raise ValueError(f"There must be one path a hash. Received: {len(hashes)} and {len(paths)}.")
     if workers is not None:
-        decoding.check_positive("workers", workers)
+        check_count("workers", workers)
     missing = [row for row, value in enumerate(hashes) if not value]
     files = list(dict.fromkeys(os.fspath(paths[row]) for row in missing))
     results: dict[str, tuple[str, str]] = {}

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from arcface_keras.heads._checks import check_count
+from arcface_keras._checks import check_count
 from arcface_keras.heads._numerics import Tensor, native, safe_angle
 from arcface_keras.heads._replicas import replica_sum
 from arcface_keras.heads.base import MarginHead, Rows

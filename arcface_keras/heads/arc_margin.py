@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from arcface_keras.heads._checks import check_choice, check_number
+from arcface_keras._checks import check_choice, check_number
 from arcface_keras.heads.base import MarginHead, Rows, Tensor
 from arcface_keras.heads.rules import additive_angular, straight_through
 

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from arcface_keras.heads._checks import check_count, check_ignore_label, check_margin, check_number
+from arcface_keras._checks import check_count, check_number
+from arcface_keras.heads._checks import check_ignore_label, check_margin
 from arcface_keras.heads._inputs import check_shapes, is_outermost, is_plain, shapes, split
 from arcface_keras.heads._labels import check_labels, concrete, to_sparse
 from arcface_keras.heads._numerics import Tensor, cosine_product, read, safe_normalize

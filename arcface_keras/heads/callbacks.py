@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from arcface_keras.heads._checks import check_count, check_number
+from arcface_keras._checks import check_count, check_number
 from arcface_keras.heads.base import MarginHead
 from arcface_keras.heads.schedules import MANUAL
 

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from arcface_keras.heads._checks import check_choice, check_number
+from arcface_keras._checks import check_choice, check_number
 from arcface_keras.heads.arc_margin import BEYOND_PI
 from arcface_keras.heads.base import MarginHead, Rows, Tensor
 from arcface_keras.heads.rules import additive_angular, unrolled_angular

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from arcface_keras.heads._checks import check_number
+from arcface_keras._checks import check_number
 from arcface_keras.heads.arc_margin import ArcMarginProduct
 
 

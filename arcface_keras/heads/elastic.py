@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from arcface_keras.heads._checks import check_choice, check_number
+from arcface_keras._checks import check_choice, check_number
 from arcface_keras.heads._numerics import Tensor
 from arcface_keras.heads.arc_margin import BEYOND_PI
 from arcface_keras.heads.base import MarginHead, Rows

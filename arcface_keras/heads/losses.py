@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from arcface_keras.heads._checks import check_number
+from arcface_keras._checks import check_number
 from arcface_keras.heads._labels import check_labels, concrete, is_one_hot, to_sparse
 from arcface_keras.heads._numerics import Tensor
 from arcface_keras.heads.fused import target_mask

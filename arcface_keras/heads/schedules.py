@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from arcface_keras.heads._checks import check_number
+from arcface_keras._checks import check_number
 from arcface_keras.heads._numerics import Tensor
 
 MANUAL = "manual"

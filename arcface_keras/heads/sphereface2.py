@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from arcface_keras.heads._checks import check_number
+from arcface_keras._checks import check_number
 from arcface_keras.heads._numerics import Tensor
 from arcface_keras.heads.base import MarginHead, Rows
 from arcface_keras.heads.losses import SphereFace2Loss

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_choice, check_count, check_number
 from arcface_keras.embeddings import UNIT_TOLERANCE, Embeddings, normalized_rows, row_norms
 from arcface_keras.neighbors.graph import NeighborGraph
 
@@ -57,17 +58,12 @@ def find_neighbors(
         [0, 1, 2]
     """
     engines = importlib.import_module("arcface_keras.neighbors").ENGINES
-    if engine not in engines:
-        raise ValueError(f"engine must be one of {sorted(engines)}. Received: engine={engine!r}.")
+    check_choice("engine", engine, engines)
     _check_bounds(k, threshold)
-    if not memory_mb > 0:
-        raise ValueError(f"memory_mb must be positive. Received: memory_mb={memory_mb}.")
-    if threads is not None and (
-        isinstance(threads, bool) or not isinstance(threads, int | np.integer) or threads < 1
-    ):
-        raise ValueError(f"threads must be a positive integer. Received: threads={threads!r}.")
-    if not 0 < target_recall <= 1:
-        raise ValueError(f"target_recall must lie in (0, 1]. Received: target_recall={target_recall!r}.")
+    check_number("memory_mb", memory_mb, above=0.0)
+    if threads is not None:
+        check_count("threads", threads)
+    check_number("target_recall", target_recall, above=0.0, high=1.0)
     queries = unit_rows(embeddings, "embeddings")
     columns = None if gallery is None else unit_rows(gallery, "gallery")
     if columns is not None and columns.shape[1] != queries.shape[1]:
@@ -115,7 +111,7 @@ def unit_rows(embeddings: Any, name: str) -> np.ndarray:
 def _check_bounds(k: Any, threshold: Any) -> None:
     if k is None and threshold is None:
         raise ValueError("find_neighbors needs k, threshold or both. Received: k=None, threshold=None.")
-    if k is not None and (isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1):
-        raise ValueError(f"k must be a positive integer. Received: k={k!r}.")
-    if threshold is not None and not -1 <= threshold <= 1:
-        raise ValueError(f"threshold must be a cosine in [-1, 1]. Received: threshold={threshold!r}.")
+    if k is not None:
+        check_count("k", k)
+    if threshold is not None:
+        check_number("threshold", threshold, low=-1.0, high=1.0)

@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph, from_entries
-from arcface_keras.postprocess.checks import blank_entries, check_count, check_listings
+from arcface_keras.postprocess.checks import blank_entries, check_listings
 from arcface_keras.postprocess.threshold import check_reaches
 
 

@@ -32,12 +32,7 @@ def apply_steps(graph: NeighborGraph, embeddings: Embeddings, steps: Sequence[St
             f"Received: {graph!r}, includes_self={graph.includes_self}."
         )
     for name, step, options in [_resolve(step) for step in steps]:
-        try:
-            result = step(graph, embeddings, **options)
-        except TypeError as error:
-            raise ValueError(
-                f"Options of step {name!r} must be of their types. Received: {options}: {error}"
-            ) from error
+        result = step(graph, embeddings, **options)
         if not result.includes_self or result.n_rows != graph.n_rows:
             raise ValueError(
                 f"A step must keep every row and its self. Received: {result!r} from step {name!r}."

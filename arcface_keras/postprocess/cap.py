@@ -1,8 +1,9 @@
 """At most k matches a row."""
 
+from arcface_keras._checks import check_count
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
-from arcface_keras.postprocess.checks import check_count, places
+from arcface_keras.postprocess.checks import places
 
 
 def cap(graph: NeighborGraph, embeddings: Embeddings, *, k: int = 50) -> NeighborGraph:

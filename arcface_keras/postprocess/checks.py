@@ -1,37 +1,9 @@
-"""What options and graphs must be, checked with the same words in every step."""
-
-import math
-from collections.abc import Iterable
-from typing import Any
+"""What graphs must be, checked with the same words in every step."""
 
 import numpy as np
 
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
-
-
-def check_count(name: str, value: Any) -> int:
-    """The value, which must be a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a positive integer. Received: {name}={value!r}.")
-    return int(value)
-
-
-def check_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """The value as a float, which must be a finite number in low..high."""
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and low <= value <= high):
-        bounds = "" if (low, high) == (-math.inf, math.inf) else f" in {low:g}..{high:g}"
-        raise ValueError(f"{name} must be a finite number{bounds}. Received: {name}={value!r}.")
-    return float(value)
-
-
-def check_choice(name: str, value: Any, valid: Iterable[str]) -> str:
-    """The value, which must be one of the valid words."""
-    words = sorted(valid)
-    if not isinstance(value, str) or value not in words:
-        raise ValueError(f"{name} must be one of {words}. Received: {name}={value!r}.")
-    return value
 
 
 def check_listings(graph: NeighborGraph, embeddings: Embeddings) -> None:

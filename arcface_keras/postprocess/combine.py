@@ -10,10 +10,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from arcface_keras._checks import check_choice, check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph, from_entries
 from arcface_keras.neighbors.rescore import pair_similarities
-from arcface_keras.postprocess.checks import check_choice, check_number
 
 Prefer = Literal["max", "first"]
 Rule = Literal["mean", "probabilistic_sum"]

@@ -1,9 +1,9 @@
 """Groups by chains: everybody whom a path of near pairs leads to."""
 
+from arcface_keras._checks import check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.postprocess.agglomeration import Tiers, agglomerate
-from arcface_keras.postprocess.checks import check_number
 
 
 def connected_components(

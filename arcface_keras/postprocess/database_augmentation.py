@@ -4,11 +4,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from arcface_keras._checks import check_choice, check_count
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.search import find_neighbors
 from arcface_keras.postprocess.blend import blend_rows, search_bounds, search_one_sided
-from arcface_keras.postprocess.checks import blank_entries, check_choice, check_count, places
+from arcface_keras.postprocess.checks import blank_entries, places
 
 Weights = Literal["linear", "logspace", "similarity", "equal"]
 Sides = Literal["both", "gallery"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from arcface_keras.postprocess.checks import check_number
+from arcface_keras._checks import check_number
 
 
 def _shopee_sizes() -> dict[int, float]:

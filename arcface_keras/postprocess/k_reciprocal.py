@@ -4,16 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count, check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph, from_entries
 from arcface_keras.neighbors.rescore import pair_similarities
-from arcface_keras.postprocess.checks import (
-    blank_entries,
-    check_count,
-    check_listings,
-    check_number,
-    places,
-)
+from arcface_keras.postprocess.checks import blank_entries, check_listings, places
 
 _BLOCK_ROWS = 1024
 _BLOCK_PAIRS = 1 << 15
@@ -54,7 +49,7 @@ def k_reciprocal(
     check_listings(graph, embeddings)
     check_count("k1", k1)
     check_count("k2", k2)
-    check_number("lambda_value", lambda_value, 0, 1)
+    check_number("lambda_value", lambda_value, low=0, high=1)
     encoded = _encode(graph, embeddings, k1, k2)
     rows, columns = graph.row_numbers, graph.indices
     shared = np.empty(len(rows))

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from arcface_keras._checks import check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.postprocess.checks import blank_entries, check_listings
@@ -24,7 +25,7 @@ def min2(graph: NeighborGraph, embeddings: Embeddings, *, threshold: float, floo
     Reference:
         kaggle.com/c/shopee-product-matching/discussion/238136.
     """
-    if not floor <= threshold:
+    if check_number("floor", floor) > check_number("threshold", threshold):
         raise ValueError(
             f"floor must not be above threshold. Received: floor={floor}, threshold={threshold}."
         )

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
-from arcface_keras.postprocess.checks import check_count, check_listings
+from arcface_keras.postprocess.checks import check_listings
 
 
 def mutual_filter(

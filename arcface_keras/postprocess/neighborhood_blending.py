@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count, check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.search import find_neighbors
 from arcface_keras.postprocess.blend import blend_rows, search_bounds
-from arcface_keras.postprocess.checks import check_count, check_number
 from arcface_keras.postprocess.min2 import min2
 
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from arcface_keras._checks import check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
-from arcface_keras.postprocess.checks import blank_entries, check_listings, check_number, places
+from arcface_keras.postprocess.checks import blank_entries, check_listings, places
 
 
 def target_mean_size(graph: NeighborGraph, embeddings: Embeddings, *, mean: float) -> NeighborGraph:

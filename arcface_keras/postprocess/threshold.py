@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from arcface_keras._checks import check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
 
@@ -18,8 +19,7 @@ def threshold(graph: NeighborGraph, embeddings: Embeddings, *, threshold: float)
 
 def check_reaches(graph: NeighborGraph, lowest: float) -> None:
     """The graph must hold the neighbours down to a similarity of `lowest`."""
-    if not np.isfinite(lowest):
-        raise ValueError(f"A threshold must be finite. Received: {lowest!r}.")
+    check_number("threshold", lowest)
     if graph.threshold is not None and np.float32(lowest) < np.float32(graph.threshold):
         raise ValueError(
             f"The graph must reach down to {lowest}: search with a lower threshold. "

@@ -1,9 +1,9 @@
 """Tiered agglomeration: groups are merged more cautiously than loners are paired."""
 
+from arcface_keras._checks import check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.postprocess.agglomeration import Tiers, agglomerate
-from arcface_keras.postprocess.checks import check_number
 
 
 def tiered_agglomeration(

@@ -6,9 +6,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from arcface_keras._checks import check_choice, check_count, check_number
 from arcface_keras._files import atomic_path
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.postprocess.checks import check_choice, check_count, check_number
 
 Kind = Literal["pca", "zca"]
 _BLOCK_ROWS = 4096
@@ -114,7 +114,7 @@ def fit_whitening(
     share = (
         _ledoit_wolf(covariance, fourth, len(rows))
         if shrinkage == "auto"
-        else check_number("shrinkage", shrinkage, 0, 1)
+        else check_number("shrinkage", shrinkage, low=0, high=1)
     )
     d = len(mean)
     covariance = (1 - share) * covariance + share * np.trace(covariance) / d * np.eye(d)

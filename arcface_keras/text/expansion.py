@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count, check_number
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.text.search import unit_sparse_rows
 
@@ -25,10 +26,7 @@ def expand_titles(graph: NeighborGraph, rows: Any, *, k: int = 3, alpha: float =
     """
     from scipy import sparse
 
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ValueError(f"k must be a positive integer. Received: k={k!r}.")
-    if not (np.isfinite(alpha) and alpha >= 0):
-        raise ValueError(f"alpha must be a number >= 0. Received: alpha={alpha!r}.")
+    k, alpha = check_count("k", k), check_number("alpha", alpha, low=0.0)
     if not graph.includes_self or graph.n_rows != rows.shape[0]:
         raise ValueError(
             f"graph must hold the neighbours of the {rows.shape[0]} rows among themselves. "

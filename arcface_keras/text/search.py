@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_count
 from arcface_keras.embeddings import UNIT_TOLERANCE
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.text import scipy_join, sparse_dot_topn
@@ -57,8 +58,9 @@ def find_text_neighbors(
         raise ValueError(f"engine must be one of {sorted(TEXT_ENGINES)}. Received: engine={engine!r}.")
     if k is None and threshold is None:
         raise ValueError("find_text_neighbors needs k, threshold or both. Received: k=None, threshold=None.")
-    _check_positive("k", k)
-    _check_positive("threads", threads)
+    for name, value in (("k", k), ("threads", threads)):
+        if value is not None:
+            check_count(name, value)
     if threshold is not None and not 0 < threshold <= 1:
         raise ValueError(f"threshold must lie in (0, 1]. Received: threshold={threshold!r}.")
     if not memory_mb > 0:
@@ -102,10 +104,3 @@ def unit_sparse_rows(matrix: Any) -> Any:
         rows = rows.astype(np.float64)
         rows.data = scaled / (norms / scale)[lines]
     return rows.astype(np.float32)
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1
-    ):
-        raise ValueError(f"{name} must be a positive integer. Received: {name}={value!r}.")
