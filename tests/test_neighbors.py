@@ -91,7 +91,10 @@ def test_find_neighbors_takes_embeddings_and_raw_arrays() -> None:
         ({"k": 2.0}, "k must be a positive integer. Received: k=2.0"),
         ({"k": True}, "k must be a positive integer. Received: k=True"),
         ({"threshold": 1.5}, r"threshold must be a finite number >= -1 and <= 1. Received: threshold=1.5"),
-        ({"threshold": float("nan")}, r"threshold must be a finite number >= -1 and <= 1. Received: threshold=nan"),
+        (
+            {"threshold": float("nan")},
+            "threshold must be a finite number >= -1 and <= 1. Received: threshold=nan",
+        ),
         ({"k": 1, "engine": "hnsw"}, r"engine must be one of .*'exact'.*Received: engine='hnsw'"),
         ({"k": 1, "memory_mb": 0}, "memory_mb must be a finite number > 0. Received: memory_mb="),
         ({"k": 1, "threads": 0}, "threads must be a positive integer"),
@@ -119,7 +122,8 @@ def test_find_neighbors_names_bad_rows(rows: np.ndarray, message: str) -> None:
 
 @pytest.mark.parametrize("target_recall", [0, 1.01, float("nan")])
 def test_find_neighbors_names_a_bad_target_recall(target_recall: float) -> None:
-    with pytest.raises(ValueError, match=r"target_recall must be a finite number > 0 and <= 1. Received: target_recall="):
+    message = "target_recall must be a finite number > 0 and <= 1. Received: target_recall="
+    with pytest.raises(ValueError, match=message):
         find_neighbors(np.eye(3), k=1, target_recall=target_recall)
 
 

@@ -25,3 +25,13 @@ def check_ignore_label(value: Any, n_classes: int) -> int:
             f"Received: ignore_label={value!r}."
         )
     return int(value)
+
+
+def check_saved_shape(head: str, saved: tuple[int, ...], here: tuple[int, ...], sub_centers: int) -> None:
+    """Raise unless the W of a file fits; a file of another layout altogether is Keras's to refuse."""
+    if len(saved) == 2 and saved != here:
+        raise ValueError(
+            f"the saved W must fit the head {head!r}, which has n_classes={here[1] // sub_centers} and "
+            f"W of shape {here}. Received: W of shape {saved}, that is "
+            f"{saved[1] // sub_centers} classes with sub_centers={sub_centers}."
+        )

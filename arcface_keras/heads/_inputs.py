@@ -72,3 +72,9 @@ def is_outermost(layer: Any) -> bool:
     state = importlib.import_module("keras.src.backend.common.global_state")
     context = state.get_global_attribute("current_call_ctx")
     return context is None or context.entry_layer is layer
+
+
+def full_precision(dtype: Any) -> str:
+    """Return "float64" for a float64 policy and "float32" for every other one."""
+    policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
+    return "float64" if policy.compute_dtype == "float64" else "float32"

@@ -9,7 +9,8 @@ from keras import ops
 from arcface_keras._checks import check_count
 from arcface_keras.heads._numerics import Tensor, native, safe_angle
 from arcface_keras.heads._replicas import replica_sum
-from arcface_keras.heads.base import MarginHead, Rows
+from arcface_keras.heads._rows import Rows
+from arcface_keras.heads.base import MarginHead
 
 MAX_SCALE = 100.0
 """Upper bound of the dynamic scale; the published code is known to run to infinity."""

@@ -10,7 +10,8 @@ from keras import ops
 from arcface_keras._checks import check_number
 from arcface_keras.heads._numerics import Tensor, cos_sin, safe_angle
 from arcface_keras.heads._replicas import replica_sum
-from arcface_keras.heads.base import MarginHead, Rows
+from arcface_keras.heads._rows import Rows
+from arcface_keras.heads.base import MarginHead
 
 NORM_RANGE = (1e-3, 100.0)
 ANGLE_EPS = 1e-3

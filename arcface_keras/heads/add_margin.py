@@ -5,7 +5,9 @@ from typing import Any
 
 import keras
 
-from arcface_keras.heads.base import MarginHead, Rows, Tensor
+from arcface_keras.heads._numerics import Tensor
+from arcface_keras.heads._rows import Rows
+from arcface_keras.heads.base import MarginHead
 from arcface_keras.heads.rules import additive_cosine
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import keras
 
 from arcface_keras._checks import check_choice, check_number
-from arcface_keras.heads.base import MarginHead, Rows, Tensor
+from arcface_keras.heads._numerics import Tensor
+from arcface_keras.heads._rows import Rows
+from arcface_keras.heads.base import MarginHead
 from arcface_keras.heads.rules import additive_angular, straight_through
 
 BEYOND_PI = ("arcface", "smooth")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -10,37 +9,14 @@ import numpy as np
 from keras import ops
 
 from arcface_keras._checks import check_count, check_number
-from arcface_keras.heads._checks import check_ignore_label, check_margin
-from arcface_keras.heads._inputs import check_shapes, is_outermost, is_plain, shapes, split
+from arcface_keras.heads._checks import check_ignore_label, check_margin, check_saved_shape
+from arcface_keras.heads._inputs import check_shapes, full_precision, is_outermost, is_plain, shapes, split
 from arcface_keras.heads._labels import check_labels, concrete, to_sparse
 from arcface_keras.heads._numerics import Tensor, cosine_product, read, safe_normalize
+from arcface_keras.heads._rows import Rows
 from arcface_keras.heads.fused import cross_entropy, put_target, split_target, target_mask
 from arcface_keras.heads.losses import SmoothedCrossentropy
 from arcface_keras.heads.schedules import MANUAL, get_schedule, serialize_schedule
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What a margin rule may know about the rows of a batch.
-
-    Attributes:
-        labels: Class ids (B,), int32, in 0..n_classes-1 (0 for a row that does not count).
-        counted: (B,) bool; False for a row whose label is ignored or cannot be right.
-        factor: (B, 1), by which the logits of a row must be multiplied: 1, or 0 for an ignored row, or NaN
-            for a row whose label cannot be right.
-        is_target: (B, n_classes) bool, True at the class of each row.
-        norms: Lengths of the embeddings before normalisation (B, 1).
-        margin: The margin of each row: a float, or (B, 1) for per-class or scheduled margins.
-        training: True inside a training step; state moves only then.
-    """
-
-    labels: Tensor
-    counted: Tensor
-    factor: Tensor
-    is_target: Tensor
-    norms: Tensor
-    margin: Any
-    training: bool
 
 
 class MarginHead(keras.layers.Layer):
@@ -114,7 +90,7 @@ class MarginHead(keras.layers.Layer):
     ) -> None:
         if kwargs.get("name") is not None:
             kwargs["name"] = str(kwargs["name"]).replace("/", "_")
-        kwargs["dtype"] = _full_precision(kwargs.get("dtype"))
+        kwargs["dtype"] = full_precision(kwargs.get("dtype"))
         kwargs.pop("autocast", None)
         super().__init__(autocast=False, **kwargs)
         self.n_classes = check_count("n_classes", n_classes)
@@ -292,13 +268,7 @@ class MarginHead(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         if self.built and "0" in store.keys():  # noqa: SIM118 -- a store of an HDF5 file has keys, no iterator
-            saved, here = tuple(store["0"].shape), tuple(self.W.shape)
-            if len(saved) == 2 and saved != here:
-                raise ValueError(
-                    f"the saved W must fit the head {self.name!r}, which has n_classes={self.n_classes} and "
-                    f"W of shape {here}. Received: W of shape {saved}, that is "
-                    f"{saved[1] // self.sub_centers} classes with sub_centers={self.sub_centers}."
-                )
+            check_saved_shape(self.name, tuple(store["0"].shape), tuple(self.W.shape), self.sub_centers)
         super().load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
@@ -338,9 +308,3 @@ class MarginHead(keras.layers.Layer):
     def _shapes_of(self, input_shape: Any) -> list[tuple[int | None, ...]]:
         dim = int(self.W.shape[0]) if self.built else None
         return check_shapes(input_shape, self.n_classes, dim, self.name)
-
-
-def _full_precision(dtype: Any) -> str:
-    """Return "float64" for a float64 policy and "float32" for every other one."""
-    policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
-    return "float64" if policy.compute_dtype == "float64" else "float32"

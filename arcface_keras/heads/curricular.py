@@ -7,10 +7,11 @@ import keras
 from keras import ops
 
 from arcface_keras._checks import check_choice, check_number
-from arcface_keras.heads._numerics import cos_sin, safe_sine
+from arcface_keras.heads._numerics import Tensor, cos_sin, safe_sine
 from arcface_keras.heads._replicas import replica_sum
+from arcface_keras.heads._rows import Rows
 from arcface_keras.heads.arc_margin import BEYOND_PI
-from arcface_keras.heads.base import MarginHead, Rows, Tensor
+from arcface_keras.heads.base import MarginHead
 from arcface_keras.heads.rules import NEGATIVE_RULES, additive_angular
 
 

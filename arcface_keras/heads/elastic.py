@@ -8,8 +8,9 @@ from keras import ops
 
 from arcface_keras._checks import check_choice, check_number
 from arcface_keras.heads._numerics import Tensor
+from arcface_keras.heads._rows import Rows
 from arcface_keras.heads.arc_margin import BEYOND_PI
-from arcface_keras.heads.base import MarginHead, Rows
+from arcface_keras.heads.base import MarginHead
 from arcface_keras.heads.rules import additive_angular, additive_cosine
 
 

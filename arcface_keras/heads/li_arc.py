@@ -7,7 +7,8 @@ from typing import Any
 import keras
 
 from arcface_keras.heads._numerics import Tensor, safe_angle
-from arcface_keras.heads.base import MarginHead, Rows
+from arcface_keras.heads._rows import Rows
+from arcface_keras.heads.base import MarginHead
 
 
 @keras.saving.register_keras_serializable(package="arcface_keras")

@@ -9,7 +9,8 @@ from keras import ops
 
 from arcface_keras._checks import check_number
 from arcface_keras.heads._numerics import Tensor
-from arcface_keras.heads.base import MarginHead, Rows
+from arcface_keras.heads._rows import Rows
+from arcface_keras.heads.base import MarginHead
 from arcface_keras.heads.losses import SphereFace2Loss
 
 

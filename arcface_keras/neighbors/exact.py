@@ -42,19 +42,7 @@ def search(
     `tile` is the side of a tile, by default 2400, less where `memory_mb` is small. The recall is 1, whatever
     `target_recall`.
     """
-    columns = queries if gallery is None else gallery
-    limit = None if k is None else min(k, len(columns))
-    plan = make_plan(len(queries), len(columns), limit, memory_mb, threads, tile)
-    join = Join(
-        queries,
-        columns,
-        gallery is None,
-        limit,
-        threshold,
-        block_rows=plan.block_rows,
-        slack=plan.slack,
-        most_entries=plan.most_entries,
-    )
+    join, plan = start_join(queries, gallery, k, threshold, memory_mb, threads, tile)
     run_phases(join, plan, lambda region: _multiply(join, region), progress)
     return join.finish(k, recall=1.0)
 
@@ -76,6 +64,34 @@ class Plan:
     threads: int
     slack: int
     most_entries: int
+
+
+def start_join(
+    queries: np.ndarray,
+    gallery: np.ndarray | None,
+    k: int | None,
+    threshold: float | None,
+    memory_mb: float,
+    threads: int | None,
+    tile: int | None = None,
+    error: np.ndarray | None = None,
+) -> tuple[Join, Plan]:
+    """Return an empty `Join` of a search, and the plan it is cut by; for every engine of products."""
+    columns = queries if gallery is None else gallery
+    limit = None if k is None else min(k, len(columns))
+    plan = make_plan(len(queries), len(columns), limit, memory_mb, threads, tile)
+    join = Join(
+        queries,
+        columns,
+        gallery is None,
+        limit,
+        threshold,
+        block_rows=plan.block_rows,
+        slack=plan.slack,
+        most_entries=plan.most_entries,
+        error=error,
+    )
+    return join, plan
 
 
 def make_plan(

@@ -11,7 +11,7 @@ import numpy as np
 
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
-from arcface_keras.neighbors.exact import make_plan
+from arcface_keras.neighbors.exact import start_join
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.join import Join
 
@@ -46,18 +46,7 @@ def search(
     except ImportError as error:
         raise ImportError(INSTALL) from error
     columns = queries if gallery is None else gallery
-    limit = None if k is None else min(k, len(columns))
-    plan = make_plan(len(queries), len(columns), limit, memory_mb, 1)
-    join = Join(
-        queries,
-        columns,
-        gallery is None,
-        limit,
-        threshold,
-        block_rows=plan.block_rows,
-        slack=plan.slack,
-        most_entries=plan.most_entries,
-    )
+    join, _ = start_join(queries, gallery, k, threshold, memory_mb, 1)
     if len(queries) and len(columns):
         index = faiss.IndexFlatIP(columns.shape[1])
         index.add(columns)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from arcface_keras.embeddings import UNIT_TOLERANCE
-from arcface_keras.neighbors.exact import Region, make_plan, run_phases
+from arcface_keras.neighbors.exact import Region, run_phases, start_join
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.join import Join, Limits
 from arcface_keras.neighbors.rescore import float32_error, product_error
@@ -40,24 +40,13 @@ def search(
     except ImportError as error:
         raise ImportError(INSTALL) from error
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    columns = queries if gallery is None else gallery
-    limit = None if k is None else min(k, len(columns))
     if has_gpu and tile is None:
         tile = _GPU_TILE
         while tile > 256 and 16 * tile**2 > memory_mb * 2**20:
             tile //= 2
     # Two threads: one waits for TensorFlow's product while the other keeps what the last one found.
-    plan = make_plan(len(queries), len(columns), limit, memory_mb, min(threads or 2, 2), tile)
-    join = Join(
-        queries,
-        columns,
-        gallery is None,
-        limit,
-        threshold,
-        block_rows=plan.block_rows,
-        slack=plan.slack,
-        most_entries=plan.most_entries,
-        error=_error(queries),
+    join, plan = start_join(
+        queries, gallery, k, threshold, memory_mb, min(threads or 2, 2), tile, error=_error(queries)
     )
     left = tf.convert_to_tensor(queries) if has_gpu else queries
     right = left if gallery is None else (tf.convert_to_tensor(gallery) if has_gpu else gallery)
