@@ -6,11 +6,9 @@ import time
 from pathlib import Path
 
 import keras
-import numpy as np
 
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
-from arcface_keras.data.images import scan_images
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.features import embed_photos
 from arcface_keras.models import load_model
@@ -55,19 +53,19 @@ def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
         missing_images=config.missing_images,
     )
     logger.info("embed: %d listings", len(listings))
-    bad = scan_images(listings.paths, embedder.input_shape[1], workers=config.workers, progress=progress)
-    log_unreadable("matched to itself only", listings, bad)
-    readable = np.setdiff1d(np.arange(len(listings)), list(bad))
+    bad: dict[int, str] = {}
     if listings.label_groups is None:
-        _embed(config, embedder, listings, readable, [run.embeddings], progress)
+        _embed(config, embedder, listings, bad, [run.embeddings], progress)
         shutil.rmtree(run.embeddings_untrained, ignore_errors=True)
     elif config.epochs == 0:
         both = _with_pooled_features(embedder)
-        _embed(config, both, listings, readable, [run.embeddings, run.embeddings_untrained], progress)
+        _embed(config, both, listings, bad, [run.embeddings, run.embeddings_untrained], progress)
     else:
-        _embed(config, embedder, listings, readable, [run.embeddings], progress)
+        _embed(config, embedder, listings, bad, [run.embeddings], progress)
         untrained = new_embedder(config.replace(embedding_size=0))
-        _embed(config, untrained, listings, readable, [run.embeddings_untrained], progress)
+        _embed(config, untrained, listings, bad, [run.embeddings_untrained], progress)
+    bad = dict(sorted(bad.items()))
+    log_unreadable("matched to itself only", listings, bad)
     facts = {
         "listings": len(listings),
         "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
@@ -84,21 +82,20 @@ def _embed(
     config: RunConfig,
     model: keras.Model,
     listings: Catalogue,
-    readable: np.ndarray,
+    unreadable: dict[int, str],
     folders: list[Path],
     progress: bool,
 ) -> None:
-    """Embed the readable listings and save one folder for each output of the model."""
+    """Embed the listings and save one folder for each output of the model."""
     outputs = embed_photos(
         model,
-        listings.paths[readable],
+        listings.paths,
         model.input_shape[1],
         flip_average=config.flip_average,
         batch_size=config.batch_size,
         workers=config.workers,
+        unreadable=unreadable,
         progress=progress,
     )
-    for folder, values in zip(folders, outputs, strict=True):
-        rows = np.zeros((len(listings), values.shape[1]), np.float32)
-        rows[readable] = values
+    for folder, rows in zip(folders, outputs, strict=True):
         Embeddings.normalized([str(name) for name in listings.posting_ids], rows).save(folder)

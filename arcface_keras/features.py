@@ -75,6 +75,7 @@ def embed_photos(
     flip_average: bool = True,
     batch_size: int = 32,
     workers: int | None = None,
+    unreadable: dict[int, str] | None = None,
     desc: str = "embedding",
     progress: bool = False,
 ) -> list[np.ndarray]:
@@ -84,10 +85,12 @@ def embed_photos(
         model: from pixels (B, S, S, 3) to one tensor (B, D), or to a list of them. Rows are scaled to
         length 1
             before the mean.
-        paths: n files that can be read.
+        paths: n files.
         image_size: side S of the square.
         flip_average: take the mean of the photo's row and its mirror image's.
         batch_size, workers, desc, progress: as for `frozen_features`.
+        unreadable: where given, a file that cannot be read gets a row of zeros and is entered here with the
+            reason; otherwise it ends the run.
 
     Returns:
         For each output of the model float32 (n, D); the mean of two views is shorter than 1.
@@ -109,7 +112,8 @@ def embed_photos(
     # Some convolution kernels of TensorFlow refuse an empty batch, so the network never sees one.
     if not len(paths):
         return [np.zeros((0, width), np.float32) for width in widths]
-    joined = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress)
+    joined = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress, unreadable=unreadable)
+    joined[list(unreadable or ())] = 0.0
     return np.split(joined, np.cumsum(widths)[:-1], axis=1)
 
 
@@ -122,6 +126,7 @@ def _run_batches(
     desc: str,
     progress: bool,
     axis: int = 0,
+    unreadable: dict[int, str] | None = None,
 ) -> np.ndarray:
     """Compile `function(images, batch number)` once, run it over the photos in order, join along `axis`."""
     import tensorflow as tf
@@ -131,9 +136,10 @@ def _run_batches(
         tf.TensorSpec((), tf.int32),
     ]
     compiled = tf.function(function, input_signature=signature)
+    dataset = image_dataset(paths, image_size, batch_size, workers=workers, unreadable=unreadable)
     parts = []
     with progress_bar(len(paths), desc, "images", progress) as bar:
-        for number, images in enumerate(image_dataset(paths, image_size, batch_size, workers=workers)):
+        for number, images in enumerate(dataset):
             parts.append(compiled(images, tf.constant(number, tf.int32)).numpy())
             bar.update(int(images.shape[0]))
     return np.concatenate(parts, axis=axis)

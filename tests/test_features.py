@@ -70,6 +70,21 @@ def test_embed_photos_gives_one_array_for_each_output(mean_of_halves, paths) -> 
     np.testing.assert_allclose(np.linalg.norm(narrow, axis=1), 1.0, rtol=1e-5)
 
 
+def test_embed_photos_zeroes_and_names_what_cannot_be_read(mean_of_halves, paths) -> None:  # type: ignore[no-untyped-def]
+    whole = embed_photos(mean_of_halves, paths, 8, batch_size=4)[0]
+    paths[3].write_bytes(b"no photo")
+    paths[9].unlink()
+    bad: dict[int, str] = {}
+    (rows,) = embed_photos(mean_of_halves, paths, 8, batch_size=4, unreadable=bad)
+    assert sorted(bad) == [3, 9]
+    assert all(bad.values())
+    assert not rows[[3, 9]].any()
+    others = np.setdiff1d(np.arange(15), [3, 9])
+    np.testing.assert_array_equal(rows[others], whole[others])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=paths[3].name):
+        embed_photos(mean_of_halves, paths, 8, batch_size=4)
+
+
 def test_embed_photos_of_no_photo_has_no_rows(mean_of_halves) -> None:  # type: ignore[no-untyped-def]
     (rows,) = embed_photos(mean_of_halves, [], 8)
     assert rows.shape == (0, 6)

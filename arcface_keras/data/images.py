@@ -79,6 +79,7 @@ def image_dataset(
     drop_remainder: bool = False,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
+    unreadable: dict[int, str] | None = None,
 ) -> "tf.data.Dataset":
     """Stream photos as batches: decoded in parallel by `load_image`, ahead of the model.
 
@@ -98,11 +99,13 @@ def image_dataset(
         drop_remainder: leave out a smaller last batch; the batch size is then static.
         max_pixels: largest width x height accepted.
         workers: photos decoded at once; None takes the processors of this process.
+        unreadable: where given, a file that cannot be read becomes a black photo, and its row and the reason
+            are entered here, so that inference needs no second pass over the files.
 
     Returns:
-        Dataset of uint8 (batch, S, S, 3), or of `(images, labels)` pairs. A file that cannot be read ends the
-        iteration with `tf.errors.InvalidArgumentError`, whose message names it; `scan_images` finds
-        such files beforehand.
+        Dataset of uint8 (batch, S, S, 3), or of `(images, labels)` pairs. Without `unreadable` a file that
+        cannot be read ends the iteration with `tf.errors.InvalidArgumentError`, whose message names
+        it; `scan_images` finds such files beforehand.
 
     Raises:
         ValueError: a number is not a positive integer, or labels are not n integers.
@@ -116,7 +119,13 @@ def image_dataset(
     shape = (image_size, image_size, 3)
 
     def decode(row: np.ndarray) -> np.ndarray:
-        return load_image(names[row], image_size, max_pixels=max_pixels)
+        try:
+            return load_image(names[row], image_size, max_pixels=max_pixels)
+        except ImageError as error:
+            if unreadable is None:
+                raise
+            unreadable[int(row)] = error.reason
+            return np.zeros(shape, np.uint8)
 
     def example(row: tf.Tensor) -> Any:
         image = tf.ensure_shape(tf.numpy_function(decode, [row], tf.uint8), shape)
