@@ -59,7 +59,9 @@ def frozen_features(
     def all_views(images: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         photos = tf.cast(images, tf.float32)
         seen = [photos, photos[:, :, ::-1]][:views]
-        seen += [augment_batch(photos, tf.stack([seed * 1000 + view, number])) for view in range(2, views)]
+        for view in range(2, views):
+            draw = tf.stack([tf.constant(1000 * seed + view, tf.int64), tf.cast(number, tf.int64)])
+            seen.append(augment_batch(photos, draw))
         return tf.stack([tf.cast(extractor(view, training=False), tf.float32) for view in seen])
 
     if not len(paths):

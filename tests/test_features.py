@@ -49,6 +49,8 @@ def test_features_depend_on_the_seed_alone(mean_of_halves, paths) -> None:  # ty
     )
     np.testing.assert_array_equal(first, again)
     assert np.abs(first[2] - other[2]).max() > 0.1
+    largest = frozen_features(mean_of_halves, paths, 8, views=3, seed=2**31 - 1)
+    assert np.isfinite(largest).all()
 
 
 def test_embed_photos_averages_unit_rows_over_views_not_over_the_batch(mean_of_halves, paths) -> None:  # type: ignore[no-untyped-def]
