@@ -198,3 +198,57 @@ def test_model_export_serves_scaled_cosines(tmp_path):
         served = tf.saved_model.load(folder)
         inputs = [X] if number == 0 else [[tf.constant(X), tf.constant(Y, tf.int32)]]
         np.testing.assert_allclose(served.serve(*inputs), expected, atol=1e-4)
+    np.savez(tmp_path / "data.npz", x=X, logits=expected)
+    result = fresh_process(SERVE, str(tmp_path))
+    assert result.returncode == 0, result.stderr
+
+
+SERVE = """
+import sys
+import numpy as np
+import tensorflow as tf
+data = np.load(sys.argv[1] + "/data.npz")
+model = tf.saved_model.load(sys.argv[1] + "/saved_0")
+assert np.abs(model.serve(data["x"]) - data["logits"]).max() < 1e-4
+assert "arcface_keras" not in sys.modules
+"""
+
+
+def test_legacy_h5_keeps_weights_and_trains_on_after_compiling_again(tmp_path):
+    """Keras cannot restore the optimizer of such a file, not even for a Dense layer; the weights it can."""
+    model = trainer(ArcMarginProduct(5))
+    model.fit([X, Y], Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.h5")
+    loaded = keras.saving.load_model(
+        tmp_path / "model.h5", custom_objects={"ArcMarginProduct": ArcMarginProduct}, compile=False
+    )
+    np.testing.assert_allclose(loaded.predict([X, Y], verbose=0), model.predict([X, Y], verbose=0), atol=1e-5)
+    loaded.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = loaded.fit([X, Y], Y, batch_size=8, epochs=1, shuffle=False, verbose=0).history
+    assert np.isfinite(history["loss"][0])
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import keras, arcface_keras\nload = keras.saving.load_model",
+        "import arcface_keras, keras\narcface_keras.HEADS\nload = keras.saving.load_model",
+        "import arcface_keras, keras\nload = arcface_keras.load_model",
+    ],
+    ids=["keras_first", "a_head_was_used", "our_load_model"],
+)
+def test_saved_head_is_found_in_a_fresh_process(imports, tmp_path):
+    trainer(ArcMarginProduct(5)).save(tmp_path / "model.keras")
+    script = f"{imports}\nimport sys\nprint(type(load(sys.argv[1]).layers[-1]).__name__)"
+    result = fresh_process(script, str(tmp_path / "model.keras"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split()[-1] == "ArcMarginProduct"
+
+
+def test_saved_head_is_not_found_where_nothing_of_it_was_used(tmp_path):
+    """Why the README says so: Keras looks in imported modules only."""
+    trainer(ArcMarginProduct(5)).save(tmp_path / "model.keras")
+    script = "import arcface_keras, keras, sys\nkeras.saving.load_model(sys.argv[1])"
+    result = fresh_process(script, str(tmp_path / "model.keras"))
+    assert result.returncode != 0
+    assert "ArcMarginProduct" in result.stderr
