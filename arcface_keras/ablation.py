@@ -13,6 +13,7 @@ from arcface_keras.calibrate import calibrate_threshold
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import evaluate_matches
 from arcface_keras.held_out import HeldOut
+from arcface_keras.match import rank_held_out
 from arcface_keras.metrics import row_f1
 from arcface_keras.neighbors import NeighborGraph, find_neighbors
 from arcface_keras.postprocess import apply_steps
@@ -74,7 +75,8 @@ def ablate(
     graph = find_neighbors(embeddings, k=k, memory_mb=memory_mb)
 
     def measure(how: str, name: str, chosen: Sequence[Any]) -> _Measured:
-        calibration = calibrate_threshold(held_out, len(embeddings), k=k, steps=chosen, memory_mb=memory_mb)
+        parts = rank_held_out(held_out, k=k, steps=chosen, memory_mb=memory_mb)
+        calibration = calibrate_threshold(parts, len(embeddings))
         ranking = apply_steps(graph, embeddings, chosen)
         ranking = ranking.keep(~blank_entries(ranking, embeddings))
         row = {

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
-from arcface_keras.held_out import HeldOut
-from arcface_keras.neighbors import NeighborGraph, find_neighbors
-from arcface_keras.postprocess import apply_steps
+from arcface_keras.neighbors import NeighborGraph
 
 __all__ = [
     "Calibration",
+    "RankedPart",
     "calibrate_threshold",
     "expected_row_f1",
 ]
@@ -45,8 +43,8 @@ def expected_row_f1(
     """Row F1 at each threshold, as it is to be expected among `growth` times as many other listings.
 
     A row's own group stays what it is when a catalogue grows, while its false matches X grow with the
-    listings of other groups: F1 = 2 TP / (TP + X + P), P being the size of the group. With growth g, X is the c
-    false matches seen here and those among the (g - 1) n listings to come, whose rate is not c / n: most
+    listings of other groups: F1 = 2 TP / (TP + X + P), P being the size of the group. With growth g, X is
+    the c false matches seen here and those among the (g - 1) n listings to come, whose rate is not c / n: most
     rows see no false match among a few listings, and yet will among many. So a row's rate is its own count
     shrunk towards the mean of all rows (Buhlmann's linear credibility; how far rows really differ is
     the covariance between two halves of the other groups), and E[1 / (b + X)] is taken to the second order.
@@ -115,43 +113,44 @@ def _false_rate(even: np.ndarray, odd: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return rate, spread - between_rows, (1.0 - credibility) * between_rows
 
 
-def calibrate_threshold(
-    folds: Sequence[HeldOut],
-    n_rows: int,
-    *,
-    k: int = 50,
-    steps: Sequence[Any] = (),
-    memory_mb: int = 1024,
-) -> Calibration:
+@dataclass(frozen=True, eq=False)
+class RankedPart:
+    """Held-out listings after search and steps, with their true groups.
+
+    Attributes:
+        graph: their neighbours among themselves, deep enough to hold every pair of interest.
+        labels: int64 (n,).
+    """
+
+    graph: NeighborGraph
+    labels: np.ndarray
+
+
+def calibrate_threshold(parts: Sequence[RankedPart], n_rows: int) -> Calibration:
     """Choose the threshold of best expected mean row F1 on held-out groups, for `n_rows` listings.
 
-    The folds pass through the same search and steps as the listings will. A fold of n rows has fewer
-    candidates for a false match than the `n_rows` listings have, which `expected_row_f1` corrects with
-    growth (n_rows - 1) / (n - 1), or 1 where there are fewer listings than that. The curves of all rows are
-    averaged and smoothed over five thresholds (steps of 0.0025); the middle of the plateau around the best
-    is taken.
+    A part of n rows has fewer candidates for a false match than the `n_rows` listings have, which
+    `expected_row_f1` corrects with growth (n_rows - 1) / (n - 1), or 1 where there are fewer listings than
+    that. The curves of all rows are averaged and smoothed over five thresholds (steps of 0.0025); the middle
+    of the plateau around the best is taken.
 
     Args:
-        folds: at least one; no network may have seen the groups of the fold it embedded.
+        parts: at least one; no network may have seen the groups of the part it embedded, and every part must
+            have passed through the same search and steps as the listings will.
         n_rows: listings to be matched.
-        k: candidates of each listing.
-        steps: post-processing, as for `apply_steps`.
-        memory_mb: for the search.
 
     Raises:
-        ValueError: no fold has two groups, so there is no false match to weigh.
+        ValueError: no part has two groups, so there is no false match to weigh.
     """
-    counts, growth = [], []
-    for fold in folds:
-        count = len(fold.embeddings)
-        graph = apply_steps(find_neighbors(fold.embeddings, k=k, memory_mb=memory_mb), fold.embeddings, steps)
-        counts.append(_count(graph, fold.labels, GRID))
-        growth.append(np.full(count, max(1.0, (n_rows - 1) / max(count - 1, 1))))
+    counts = [_count(part.graph, part.labels, GRID) for part in parts]
+    growth = [
+        np.full(part.graph.n_rows, max(1.0, (n_rows - 1) / max(part.graph.n_rows - 1, 1))) for part in parts
+    ]
     total = sum(len(part) for part in growth)
-    if not any(len(np.unique(fold.labels)) > 1 for fold in folds):
+    if not any(len(np.unique(part.labels)) > 1 for part in parts):
         raise ValueError(
-            "calibration needs held-out rows of at least two groups in a fold, or a threshold must be given. "
-            f"Received: {len(folds)} folds with {total} rows."
+            "calibration needs held-out rows of at least two groups in a part, or a threshold must be given. "
+            f"Received: {len(parts)} parts with {total} rows."
         )
     joined = _Counts(
         *(np.concatenate([getattr(part, spec.name) for part in counts]) for spec in fields(_Counts))

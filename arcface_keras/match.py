@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from arcface_keras._files import write_json
-from arcface_keras.calibrate import Calibration, calibrate_threshold
+from arcface_keras.calibrate import Calibration, RankedPart, calibrate_threshold
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
@@ -20,7 +20,7 @@ from arcface_keras.neighbors import NeighborGraph, find_neighbors
 from arcface_keras.postprocess import apply_steps
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 
-__all__ = ["Matches", "match", "match_embeddings", "parse_steps"]
+__all__ = ["Matches", "match", "match_embeddings", "parse_steps", "rank_held_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ def match_embeddings(
         raise ValueError("matching needs a threshold or held-out listings. Received: neither.")
     calibration = None
     if threshold is None:
-        calibration = calibrate_threshold(held_out, len(embeddings), k=k, steps=steps, memory_mb=memory_mb)
+        parts = rank_held_out(held_out, k=k, steps=steps, memory_mb=memory_mb)
+        calibration = calibrate_threshold(parts, len(embeddings))
         threshold = calibration.threshold
     ranking = find_neighbors(embeddings, k=k, memory_mb=memory_mb, progress=progress)
     ranking = _without_zero_rows(apply_steps(ranking, embeddings, steps), embeddings)
@@ -87,6 +88,17 @@ def match_embeddings(
         threshold = max(threshold, ranking.threshold)
     graph = apply_steps(ranking, embeddings, [("threshold", {"threshold": threshold})])
     return Matches(graph, ranking, threshold, calibration)
+
+
+def rank_held_out(
+    held_out: Sequence[HeldOut], *, k: int = 50, steps: Sequence[Any] = (), memory_mb: int = 1024
+) -> list[RankedPart]:
+    """Search every held-out part and apply the steps, as is done with the listings to match."""
+    graphs = (find_neighbors(part.embeddings, k=k, memory_mb=memory_mb) for part in held_out)
+    return [
+        RankedPart(apply_steps(graph, part.embeddings, steps), part.labels)
+        for graph, part in zip(graphs, held_out, strict=True)
+    ]
 
 
 def match(config: RunConfig, *, progress: bool = False) -> Matches:

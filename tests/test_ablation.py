@@ -13,7 +13,7 @@ from arcface_keras.calibrate import calibrate_threshold
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import evaluate_matches, format_table
 from arcface_keras.held_out import HeldOut
-from arcface_keras.match import match_embeddings
+from arcface_keras.match import match_embeddings, rank_held_out
 from arcface_keras.neighbors import find_neighbors
 from arcface_keras.postprocess import apply_steps
 
@@ -60,7 +60,7 @@ def test_ablation_calibrates_every_way_on_the_held_out_groups_through_its_steps(
     test, folds, rows = measured
     ways = [[], *([step] for step in STEPS), *(STEPS[:stop] for stop in range(1, 5))]
     for row, steps in zip(rows, ways, strict=True):
-        calibration = calibrate_threshold(folds, len(test.embeddings), k=20, steps=steps)
+        calibration = calibrate_threshold(rank_held_out(folds, k=20, steps=steps), len(test.embeddings))
         assert (row["threshold"], row["expected_f1"]) == (calibration.threshold, calibration.expected_f1)
     assert len({row["threshold"] for row in rows}) > 3
 

@@ -1,5 +1,6 @@
 """Thresholds from held-out groups: expected F1 against brute force, growth of the catalogue, plateaus."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from arcface_keras.calibrate import calibrate_threshold, expected_row_f1
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out, save_held_out
+from arcface_keras.match import rank_held_out
 from arcface_keras.metrics import row_f1
 from arcface_keras.neighbors import find_neighbors
 from arcface_keras.postprocess import apply_steps
@@ -83,8 +85,8 @@ def test_calibrated_threshold_is_near_the_best_of_the_full_catalogue() -> None:
     grid = np.linspace(-1, 1, 801)
     graph = find_neighbors(catalogue.embeddings, k=200)
     curve = expected_row_f1(graph, catalogue.labels, grid).mean(axis=0)
-    calibration = calibrate_threshold(parts, len(catalogue.embeddings), k=48)
-    naive = calibrate_threshold(parts, 48, k=48)
+    calibration = calibrate_threshold(rank_held_out(parts, k=48), len(catalogue.embeddings))
+    naive = calibrate_threshold(rank_held_out(parts, k=48), 48)
     reached, unaware = np.interp([calibration.threshold, naive.threshold], grid, curve)
     assert reached > curve.max() - 0.03
     assert unaware < curve.max() - 0.1
@@ -97,7 +99,7 @@ def test_calibrated_threshold_is_the_middle_of_its_plateau() -> None:
     axes = np.eye(4, dtype=np.float32)
     rows = np.concatenate([axes, axes * 0.8 + np.roll(axes, 1, axis=1) * 0.6])
     part = HeldOut(Embeddings.normalized([f"r{i}" for i in range(8)], rows), np.tile(np.arange(4), 2))
-    calibration = calibrate_threshold([part], 8, k=8)
+    calibration = calibrate_threshold(rank_held_out([part], k=8), 8)
     assert calibration.expected_f1 == pytest.approx(1.0)
     assert calibration.plateau == pytest.approx((0.6, 0.8), abs=0.011)
     assert calibration.threshold == pytest.approx(0.7, abs=0.006)
@@ -105,31 +107,31 @@ def test_calibrated_threshold_is_the_middle_of_its_plateau() -> None:
 
 def test_calibration_passes_the_held_out_rows_through_the_same_steps() -> None:
     parts = [clusters(10, 6, 1.2, seed) for seed in range(3)]
-    plain = calibrate_threshold(parts, 60, k=20)
-    expanded = calibrate_threshold(parts, 60, k=20, steps=[("alpha_query_expansion", {"k": 4, "alpha": 1})])
+    plain = calibrate_threshold(rank_held_out(parts, k=20), 60)
+    steps = [("alpha_query_expansion", {"k": 4, "alpha": 1})]
+    expanded = calibrate_threshold(rank_held_out(parts, k=20, steps=steps), 60)
     assert expanded.expected_f1 > plain.expected_f1
     assert expanded.threshold > plain.threshold
 
 
 def test_calibration_of_fewer_rows_than_a_fold_never_counts_false_matches_less() -> None:
     part = clusters(10, 4, 0.8, seed=1)
-    assert calibrate_threshold([part], 3) == calibrate_threshold([part], 40).__class__(
-        **{**calibrate_threshold([part], 40).__dict__, "n_rows": 3}
-    )
+    parts = rank_held_out([part])
+    assert calibrate_threshold(parts, 3) == dataclasses.replace(calibrate_threshold(parts, 40), n_rows=3)
 
 
 def test_calibration_without_a_row_is_an_error() -> None:
     with pytest.raises(
-        ValueError, match="held-out rows of at least two groups.*Received: 0 folds with 0 rows"
+        ValueError, match="held-out rows of at least two groups.*Received: 0 parts with 0 rows"
     ):
         calibrate_threshold([], 10)
     empty = HeldOut(Embeddings([], np.zeros((0, 4), np.float32)), np.zeros(0, np.int64))
     with pytest.raises(
-        ValueError, match="held-out rows of at least two groups.*Received: 1 folds with 0 rows"
+        ValueError, match="held-out rows of at least two groups.*Received: 1 parts with 0 rows"
     ):
-        calibrate_threshold([empty], 10)
-    with pytest.raises(ValueError, match="at least two groups in a fold.*Received: 1 folds with 4 rows"):
-        calibrate_threshold([clusters(1, 4, 0.5, 0)], 10)
+        calibrate_threshold(rank_held_out([empty]), 10)
+    with pytest.raises(ValueError, match="at least two groups in a part.*Received: 1 parts with 4 rows"):
+        calibrate_threshold(rank_held_out([clusters(1, 4, 0.5, 0)]), 10)
 
 
 def test_held_out_survives_saving(tmp_path: Path) -> None:
