@@ -85,8 +85,7 @@ def embed_photos(
 
     Args:
         model: from pixels (B, S, S, 3) to one tensor (B, D), or to a list of them. Rows are scaled to
-        length 1
-            before the mean.
+            length 1 before the mean.
         paths: n files.
         image_size: side S of the square.
         flip_average: take the mean of the photo's row and its mirror image's.
