@@ -45,8 +45,8 @@ def expected_row_f1(
     A row's own group stays what it is when a catalogue grows, while its false matches X grow with the
     listings of other groups: F1 = 2 TP / (TP + X + P), P being the size of the group. With growth g, X is
     the c false matches seen here and those among the (g - 1) n listings to come, whose rate is not c / n:
-    most rows see no false match among a few listings, and yet will among many. So a row's rate is its own count
-    shrunk towards the mean of all rows (Buhlmann's linear credibility; how far rows really differ is
+    most rows see no false match among a few listings, and yet will among many. So a row's rate is its own
+    count shrunk towards the mean of all rows (Buhlmann's linear credibility; how far rows really differ is
     the covariance between two halves of the other groups), and E[1 / (b + X)] is taken to the second order.
 
     Args:
