@@ -1,5 +1,6 @@
 """What each step adds on identities that nobody trained or tuned on: a table and a picture."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +10,17 @@ import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras._files import atomic_path
-from arcface_keras.calibrate import calibrate_threshold
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.evaluate import evaluate_matches
+from arcface_keras.evaluate import evaluate_matches, format_table
 from arcface_keras.held_out import HeldOut
-from arcface_keras.match import rank_held_out
+from arcface_keras.listings import Listings
+from arcface_keras.match import Matches, match_listings
 from arcface_keras.metrics import row_f1
-from arcface_keras.neighbors import NeighborGraph, find_neighbors
-from arcface_keras.postprocess import apply_steps
-from arcface_keras.postprocess.checks import blank_entries
+from arcface_keras.signals import SearchOptions
 
-__all__ = ["ablate", "waterfall"]
+__all__ = ["ablate", "ablate_listings", "ablation_table", "draw_if_possible", "waterfall"]
+
+logger = logging.getLogger(__name__)
 
 _DRAWS = 2000
 _ENDS = ("gain_low", "gain_high")
@@ -36,19 +37,43 @@ def ablate(
     memory_mb: int = 1024,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Measure every step by itself, and all of them one after the other.
-
-    Every way of matching gets the threshold that `calibrate_threshold` chooses on the held-out groups after
-    the very same steps; the labels only score it. A step that decides by itself (`min2`, `chisel`, ...) is
-    followed by its calibrated threshold too, which can only leave its matches as they are or cut them.
+    """Measure every step by itself, and all of them one after the other; see `ablate_listings`.
 
     Args:
         embeddings: n listings of groups that the network never saw.
-        held_out: other groups that it never saw, for the thresholds.
-        labels: (n,) true groups of the listings.
-        steps: as for `apply_steps`, in their order.
+        held_out, labels, steps, seed: as for `ablate_listings`.
         k: candidates of each listing, self counted.
         memory_mb: for the searches.
+
+    Example:
+        >>> rows = ablate(embeddings, held_out, labels, ["k_reciprocal", "mutual_filter"])  # doctest: +SKIP
+    """
+    check_count("k", k)
+    search = SearchOptions(k=k, memory_mb=memory_mb)
+    return ablate_listings(Listings(embeddings), held_out, labels, steps, search=search, seed=seed)
+
+
+def ablate_listings(
+    listings: Listings,
+    held_out: Sequence[HeldOut],
+    labels: Any,
+    steps: Sequence[Any],
+    *,
+    search: SearchOptions | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Measure every step by itself, and all of them one after the other.
+
+    Every way of matching is fitted on the held-out groups, its threshold and what its steps leave open; the
+    labels only score it. A step that decides by itself (`min2`, `chisel`, `target_mean_size`) has no
+    threshold.
+
+    Args:
+        listings: n listings of groups that the network never saw.
+        held_out: other groups that it never saw.
+        labels: (n,) true groups of the listings.
+        steps: as for `match_listings`, in their order.
+        search: how candidates are found.
         seed: of the bootstrap.
 
     Returns:
@@ -60,32 +85,24 @@ def ablate(
 
     Raises:
         ValueError: labels do not fit, there are no listings or held-out rows, or a step or option is unknown.
-
-    Example:
-        >>> rows = ablate(embeddings, held_out, labels, ["k_reciprocal", "mutual_filter"])  # doctest: +SKIP
     """
-    check_count("k", k)
     labels = np.asarray(labels)
-    if labels.shape != (len(embeddings),) or not len(embeddings):
+    if labels.shape != (len(listings),) or not len(listings):
         raise ValueError(
             f"labels must be one for each of the embeddings, one at least. "
-            f"Received: labels of shape {labels.shape} for {embeddings!r}."
+            f"Received: labels of shape {labels.shape} for {listings.embeddings!r}."
         )
     steps = list(steps)
-    graph = find_neighbors(embeddings, k=k, memory_mb=memory_mb)
 
     def measure(how: str, name: str, chosen: Sequence[Any]) -> _Measured:
-        parts = rank_held_out(held_out, k=k, steps=chosen, memory_mb=memory_mb)
-        calibration = calibrate_threshold(parts, len(embeddings))
-        ranking = apply_steps(graph, embeddings, chosen)
-        ranking = ranking.keep(~blank_entries(ranking, embeddings))
+        matches = match_listings(listings, held_out, search=search, steps=chosen)
         row = {
             "how": how,
             "step": name,
-            "threshold": calibration.threshold,
-            "expected_f1": calibration.expected_f1,
+            "threshold": matches.threshold,
+            "expected_f1": matches.expected_f1,
         }
-        return _score(row, ranking, labels)
+        return _score(row, matches, labels)
 
     base = measure("no step", "", [])
     alone = [measure("alone", _name(step), [step]) for step in steps]
@@ -112,12 +129,10 @@ class _Measured:
     f1: np.ndarray
 
 
-def _score(row: dict[str, Any], ranking: NeighborGraph, labels: np.ndarray) -> _Measured:
-    # The step `threshold` would refuse to go below a cut that a step made, which is no error here.
-    matches = ranking.keep(ranking.similarities >= np.float32(row["threshold"]))
-    values = evaluate_matches(matches, labels, neighbors=ranking)
+def _score(row: dict[str, Any], matches: Matches, labels: np.ndarray) -> _Measured:
+    values = evaluate_matches(matches.graph, labels, neighbors=matches.ranking)
     scores = {name: None if np.isnan(values[name]) else values[name] for name in _METRICS}
-    return _Measured({**row, **scores}, row_f1(matches, labels))
+    return _Measured({**row, **scores}, row_f1(matches.graph, labels))
 
 
 def _group_draws(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -154,6 +169,20 @@ def _name(step: Any) -> str:
     name, options = step
     written = ",".join(f"{key}={value}" for key, value in options.items())
     return f"{name}:{written}" if written else name
+
+
+def ablation_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What `ablate` measured as text, without the columns that only pictures need."""
+    columns = ("how", "step", "threshold", "row_f1", "gain", "gain_low", "gain_high", "recall@1", "map@5")
+    return format_table([{name: row[name] for name in columns} for row in rows])
+
+
+def draw_if_possible(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """`waterfall`, or a line in the log where matplotlib is missing."""
+    try:
+        waterfall(rows, path)
+    except ImportError as error:
+        logger.warning("no picture of the steps: %s", error)
 
 
 def waterfall(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:

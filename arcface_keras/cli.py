@@ -15,12 +15,12 @@ from arcface_keras.config import RunConfig, choices_of, type_of
 __all__ = ["main"]
 
 _DATA = ("train", "images", "test", "test_images", "missing_images")
-_MATCHING = ("k", "steps", "threshold", "memory_mb")
+_MATCHING = ("k", "engine", "target_recall", "steps", "threshold", "memory_mb")
 _LISTINGS = ("test", "images", "test_images", "missing_images")
-_EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "workers")
+_EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "compute_phash", "workers")
 _WITH_KERAS = ("demo", "run", "train", "embed")
 _ALL = tuple(spec.name for spec in dataclasses.fields(RunConfig))
-_NOT_TRAINING = {"k", "steps", "test", "test_images", "missing_images"}
+_NOT_TRAINING = {"k", "engine", "target_recall", "steps", "ablate", "test", "test_images", "missing_images"}
 _TRAINING = tuple(name for name in _ALL if name not in _NOT_TRAINING)
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -32,7 +32,10 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "train": ("train an embedder on labelled listings", _TRAINING),
     "embed": ("embed the listings to match with the run's embedder", ("out", *_EMBEDDING)),
     "match": ("match the embedded listings", ("out", *_MATCHING)),
-    "evaluate": ("score the matches of labelled listings beside the floors", ("out", *_LISTINGS)),
+    "evaluate": (
+        "score the matches of labelled listings beside the floors",
+        ("out", *_LISTINGS, "ablate", "memory_mb"),
+    ),
     "submit": ("write submission.csv", ("out",)),
 }
 
@@ -74,6 +77,8 @@ def _run(options: argparse.Namespace) -> None:
     result = stage(config, progress=not options.quiet)
     if options.command in ("demo", "run", "evaluate") and result:
         print(pipeline.score_table(result))
+        if config.ablate:
+            print(f"\n{pipeline.ablation_text(config)}")
     if options.command in ("demo", "run", "submit"):
         print(f"wrote {Path(config.out) / 'submission.csv'}")
 

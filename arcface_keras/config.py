@@ -70,14 +70,26 @@ class RunConfig:
     seed: int = option(0, "of weights, orders, augmentation and folds")
 
     flip_average: bool = option(True, "embed each photo and its mirror image, and take the mean")
+    compute_phash: bool = option(
+        False, "train and embed compute the image_phash of listings that have none, for the folds and steps"
+    )
+
     k: int = option(50, "candidates of each listing, itself included")
+    engine: str = option(
+        "exact", "name from arcface_keras.neighbors.ENGINES; auto: exact up to about ten minutes, else pruned"
+    )
+    target_recall: float = option(0.99, "share of the true neighbours that an approximate engine must find")
     steps: str = option(
         "alpha_query_expansion:k=5,alpha=1",
-        "post-processing steps in their order, separated by spaces: name:option=value; the names are "
-        "those of arcface_keras.postprocess.STEPS",
+        "steps in their order, separated by spaces: name:option=value,option=value; the names are those of "
+        "arcface_keras.postprocess.STEPS and arcface_keras.signals.LISTING_STEPS (titles, phash, unit_veto); "
+        "a|b|c tries several values, and auto some, on held-out groups",
     )
     threshold: float | None = option(
         None, "similarity from which on a pair matches; auto: chosen on held-out groups"
+    )
+    ablate: bool = option(
+        False, "evaluate also measures what every step adds, alone and in order (ablation.png)"
     )
     memory_mb: int = option(1024, "memory for the neighbour search and for the cached features, each")
     workers: int | None = option(None, "threads that decode photos (default: all processors)")
@@ -148,6 +160,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("folds", 2, 1000),
     ("seed", 0, 2**31 - 1),
     ("k", 1, 10_000),
+    ("target_recall", 0.01, 1.0),
     ("threshold", -1.0, 1.0),
     ("memory_mb", 16, 1e7),
     ("workers", 1, 4096),

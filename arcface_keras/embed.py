@@ -7,8 +7,10 @@ from pathlib import Path
 
 import keras
 
+from arcface_keras._files import write_json
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
+from arcface_keras.data.perceptual import with_hashes
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.features import embed_photos
 from arcface_keras.models import load_model
@@ -52,6 +54,8 @@ def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
         config.test_images or required_path(config, "images"),
         missing_images=config.missing_images,
     )
+    if config.compute_phash:
+        listings = with_hashes(listings, workers=config.workers, progress=progress)
     logger.info("embed: %d listings", len(listings))
     bad: dict[int, str] = {}
     if listings.label_groups is None:
@@ -64,6 +68,7 @@ def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
         _embed(config, embedder, listings, bad, [run.embeddings], progress)
         untrained = new_embedder(config.replace(embedding_size=0))
         _embed(config, untrained, listings, bad, [run.embeddings_untrained], progress)
+    write_json(run.listings, {"titles": listings.titles.tolist(), "phashes": listings.phashes.tolist()})
     bad = dict(sorted(bad.items()))
     log_unreadable("matched to itself only", listings, bad)
     facts = {

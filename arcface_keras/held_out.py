@@ -8,8 +8,11 @@ import numpy as np
 
 from arcface_keras._files import read_json, write_json
 from arcface_keras.embeddings import Embeddings
+from arcface_keras.listings import Listings
 
 __all__ = ["HeldOut", "load_held_out", "save_held_out"]
+
+_FACTS = "listings.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,10 +22,14 @@ class HeldOut:
     Attributes:
         embeddings: n rows.
         labels: int64 (n,), the true groups.
+        titles: n titles, None where they are not known.
+        phashes: n perceptual hashes, None where they are not known.
     """
 
     embeddings: Embeddings
     labels: np.ndarray
+    titles: tuple[str, ...] | None = None
+    phashes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
@@ -32,15 +39,23 @@ class HeldOut:
                 f"Received: labels of shape {labels.shape}, dtype {labels.dtype}."
             )
         object.__setattr__(self, "labels", labels.astype(np.int64))
+        self.listings()
+
+    def listings(self, training_titles: tuple[str, ...] = ()) -> Listings:
+        """The part as listings to match."""
+        return Listings(self.embeddings, self.titles, self.phashes, training_titles)
 
 
 def save_held_out(folder: str | Path, parts: Sequence[HeldOut]) -> None:
-    """Write `fold-0`, `fold-1`, ... and last `labels.json`, without which the folder does not load."""
+    """Write `fold-0`, `fold-1`, ... and last `listings.json`, without which the folder does not load."""
     folder = Path(folder)
-    (folder / "labels.json").unlink(missing_ok=True)
+    (folder / _FACTS).unlink(missing_ok=True)
     for number, part in enumerate(parts):
         part.embeddings.save(folder / f"fold-{number}")
-    write_json(folder / "labels.json", [part.labels.tolist() for part in parts])
+    facts = [
+        {"labels": part.labels.tolist(), "titles": part.titles, "phashes": part.phashes} for part in parts
+    ]
+    write_json(folder / _FACTS, facts)
 
 
 def load_held_out(folder: str | Path) -> list[HeldOut]:
@@ -50,10 +65,18 @@ def load_held_out(folder: str | Path) -> list[HeldOut]:
         ValueError: a file is missing or broken; it is named.
     """
     folder = Path(folder)
-    if not (folder / "labels.json").exists():
-        raise ValueError(f"held-out listings must be a folder with labels.json. Received: {folder}.")
-    labels = read_json(folder / "labels.json")
+    if not (folder / _FACTS).exists():
+        raise ValueError(f"held-out listings must be a folder with {_FACTS}. Received: {folder}.")
     return [
-        HeldOut(Embeddings.load(folder / f"fold-{number}"), np.asarray(values, np.int64))
-        for number, values in enumerate(labels)
+        HeldOut(
+            Embeddings.load(folder / f"fold-{number}"),
+            np.asarray(facts["labels"], np.int64),
+            _column(facts["titles"]),
+            _column(facts["phashes"]),
+        )
+        for number, facts in enumerate(read_json(folder / _FACTS))
     ]
+
+
+def _column(values: list[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)

@@ -11,20 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from arcface_keras._files import write_json
-from arcface_keras.calibrate import Calibration, RankedPart, calibrate_threshold
+from arcface_keras._files import read_json, write_json
+from arcface_keras.calibrate import Calibration, calibrate_threshold
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
-from arcface_keras.neighbors import NeighborGraph, find_neighbors
-from arcface_keras.postprocess import apply_steps
+from arcface_keras.listings import Listings, column_or_none
+from arcface_keras.neighbors import NeighborGraph
+from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
+from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
+from arcface_keras.signals.fit import DECIDING, expected_score
 
-__all__ = ["Matches", "match", "match_embeddings", "parse_steps", "rank_held_out"]
+__all__ = [
+    "Matches",
+    "load_listings",
+    "match",
+    "match_embeddings",
+    "match_listings",
+    "parse_steps",
+    "search_options",
+]
 
 logger = logging.getLogger(__name__)
-
-Step = tuple[str, dict[str, Any]]
 
 _COMMA = re.compile(r",(?![^({\[]*[)}\]])")
 """A comma outside brackets."""
@@ -35,16 +44,25 @@ class Matches:
     """What matching found.
 
     Attributes:
-        graph: pairs whose similarity reaches the threshold, each listing itself first.
-        ranking: the k best of every listing after post-processing, whatever their similarity.
-        threshold: the similarity from which on a pair matches.
-        calibration: what the threshold rests on; None where it was given.
+        graph: the matches, each listing itself first.
+        ranking: the best of every listing, whatever their similarity: after the steps, or, where a step
+            decides what matches, before that step.
+        threshold: the similarity from which on a pair matches; None where a step decides.
+        calibration: what the threshold rests on; None where it was given, or a step decides.
+        steps: names and options, those that were left open as they were chosen.
+        expected_f1: mean row F1 that held-out groups promise; None where none were asked.
+        decision: what decides, in words.
+        recall: measured share of the true neighbours that the search found.
     """
 
     graph: NeighborGraph
     ranking: NeighborGraph
-    threshold: float
+    threshold: float | None
     calibration: Calibration | None
+    steps: list[tuple[str, dict[str, Any]]]
+    expected_f1: float | None
+    decision: str
+    recall: float | None
 
 
 def match_embeddings(
@@ -57,48 +75,99 @@ def match_embeddings(
     memory_mb: int = 1024,
     progress: bool = False,
 ) -> Matches:
-    """Match listings by their embeddings.
+    """Match listings by their embeddings alone; see `match_listings`.
 
     Args:
         embeddings: n rows; a zero row (a photo that could not be read) matches itself only.
-        held_out: listings of unseen groups, on which the threshold is chosen if none is given.
+        held_out, steps, threshold: as for `match_listings`.
         k: candidates of each listing, itself included.
-        steps: post-processing, as for `apply_steps`; held-out listings pass through the same.
-        threshold: similarity from which on a pair matches; where a step has cut the graph higher, its cut
-            stands.
         memory_mb: for the search.
         progress: show a bar.
+    """
+    search = SearchOptions(k=k, memory_mb=memory_mb, progress=progress)
+    return match_listings(Listings(embeddings), held_out, search=search, steps=steps, threshold=threshold)
+
+
+def match_listings(
+    listings: Listings,
+    held_out: Sequence[HeldOut] = (),
+    *,
+    search: SearchOptions | None = None,
+    steps: Sequence[Step] = (),
+    threshold: float | None = None,
+) -> Matches:
+    """Match listings by their embeddings, and by titles and hashes where steps say so.
+
+    Args:
+        listings: n listings.
+        held_out: listings of unseen groups, on which the threshold is chosen if none is given, and what steps
+            leave open.
+        search: how candidates are found.
+        steps: as for `fit_steps`; held-out listings pass through the same.
+        threshold: similarity from which on a pair matches; where a step has cut the graph higher, its cut
+            stands.
 
     Returns:
         The matches, the ranking before the threshold, and what the threshold rests on.
 
     Raises:
-        ValueError: neither a threshold nor held-out listings.
+        ValueError: neither a threshold nor held-out listings, or a step is left open without the latter.
     """
-    if threshold is None and not held_out:
+    search, steps = search or SearchOptions(), list(steps)
+    places = [number for number, step in enumerate(steps) if split_step(step)[0] in DECIDING]
+    fitted = None
+    if not held_out and is_open(steps):
+        raise ValueError(f"steps left open need held-out listings. Received: none, steps={steps}.")
+    if not held_out and threshold is None and not places:
         raise ValueError("matching needs a threshold or held-out listings. Received: neither.")
-    calibration = None
-    if threshold is None:
-        parts = rank_held_out(held_out, k=k, steps=steps, memory_mb=memory_mb)
-        calibration = calibrate_threshold(parts, len(embeddings))
-        threshold = calibration.threshold
-    ranking = find_neighbors(embeddings, k=k, memory_mb=memory_mb, progress=progress)
-    ranking = _without_zero_rows(apply_steps(ranking, embeddings, steps), embeddings)
-    if ranking.threshold is not None:
-        threshold = max(threshold, ranking.threshold)
-    graph = apply_steps(ranking, embeddings, [("threshold", {"threshold": threshold})])
-    return Matches(graph, ranking, threshold, calibration)
+    if held_out and (threshold is None or is_open(steps)):
+        fitted = fit_steps(steps, held_out, len(listings), search)
+        steps = list(fitted.steps)
+    candidates = search.neighbors(listings.embeddings)
+    ranking = apply_listing_steps(candidates, listings, steps[: places[0]] if places else steps)
+    graph = apply_listing_steps(ranking, listings, steps[places[0] :]) if places else ranking
+    calibration, expected = None, None
+    if threshold is None and not places and fitted is not None:
+        calibration = calibrate_threshold(fitted.parts, len(listings))
+        threshold, expected = calibration.threshold, calibration.expected_f1
+    elif fitted is not None and threshold is None:
+        expected = expected_score(fitted.parts, len(listings))
+    decision = _decision([split_step(step) for step in steps], places, calibration)
+    if threshold is not None:
+        if graph.threshold is not None and not places:
+            threshold = max(threshold, graph.threshold)
+        graph = graph.keep(graph.similarities >= np.float32(threshold), threshold=threshold)
+    done = [split_step(step) for step in steps]
+    return Matches(graph, ranking, threshold, calibration, done, expected, decision, candidates.recall)
 
 
-def rank_held_out(
-    held_out: Sequence[HeldOut], *, k: int = 50, steps: Sequence[Any] = (), memory_mb: int = 1024
-) -> list[RankedPart]:
-    """Search every held-out part and apply the steps, as is done with the listings to match."""
-    graphs = (find_neighbors(part.embeddings, k=k, memory_mb=memory_mb) for part in held_out)
-    return [
-        RankedPart(apply_steps(graph, part.embeddings, steps), part.labels)
-        for graph, part in zip(graphs, held_out, strict=True)
-    ]
+def _decision(
+    steps: Sequence[tuple[str, dict[str, Any]]], places: Sequence[int], calibration: Calibration | None
+) -> str:
+    if places:
+        name, options = steps[places[-1]]
+        shown = ",".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, dict))
+        return f"the step {name}{':' + shown if shown else ''} decides, because steps name it last"
+    if calibration is None:
+        return "the threshold that was given"
+    return (
+        f"a threshold chosen on {calibration.n_calibration} listings, of groups that the networks that "
+        f"embedded them never saw, for {calibration.n_rows} listings"
+    )
+
+
+def search_options(config: RunConfig, progress: bool = False) -> SearchOptions:
+    """How a configuration searches."""
+    return SearchOptions(config.k, config.engine, config.target_recall, config.memory_mb, progress)
+
+
+def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[HeldOut] = ()) -> Listings:
+    """The listings of a run: their embeddings, with the titles and hashes that `embed` left beside them."""
+    facts = read_json(run.require(run.listings, "embed"))
+    training_titles = tuple(title for part in held_out for title in part.titles or ())
+    return Listings(
+        embeddings, column_or_none(facts["titles"]), column_or_none(facts["phashes"]), training_titles
+    )
 
 
 def match(config: RunConfig, *, progress: bool = False) -> Matches:
@@ -117,20 +186,27 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
     begin_stage(run, "match")
     steps = parse_steps(config.steps)
     embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
-    held_out = () if config.threshold is not None else load_held_out(run.require(run.held_out, "train"))
-    matches = match_embeddings(
-        embeddings,
+    chooses = config.threshold is None or is_open(steps)
+    held_out = []
+    if chooses or run.held_out.exists():
+        held_out = load_held_out(run.require(run.held_out, "train"))
+    listings = load_listings(run, embeddings, held_out)
+    matches = match_listings(
+        listings,
         held_out,
-        k=config.k,
+        search=search_options(config, progress),
         steps=steps,
         threshold=config.threshold,
-        memory_mb=config.memory_mb,
-        progress=progress,
     )
     matches.graph.save(run.neighbors)
     unreadable = np.flatnonzero(~embeddings.rows.any(axis=1))
     facts: dict[str, Any] = {
         "threshold": matches.threshold,
+        "decision": matches.decision,
+        "expected_f1": matches.expected_f1,
+        "steps": [[name, options] for name, options in matches.steps],
+        "engine": config.engine,
+        "recall": matches.recall,
         "listings": len(embeddings),
         "pairs": int(matches.graph.counts.sum()) - len(embeddings),
         "unreadable": [embeddings.ids[row] for row in unreadable],
@@ -138,12 +214,15 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
     }
     write_json(run.metrics, facts)
     record_stage(run, config, "match", {"steps": config.steps}, time.perf_counter() - started)
-    logger.info("threshold %.4f, %d pairs", matches.threshold, facts["pairs"])
+    shown = "" if matches.threshold is None else f"threshold {matches.threshold:.4f}, "
+    logger.info("%s%d pairs: %s", shown, facts["pairs"], matches.decision)
     return matches
 
 
-def parse_steps(text: str) -> list[Step]:
+def parse_steps(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Read steps written as `name:option=value,option=value`, separated by spaces.
+
+    Values separated by `|` are `Choices`.
 
     Example:
         >>> parse_steps("alpha_query_expansion:k=5,alpha=1 chisel:sizes={2:10,3:4}")
@@ -159,7 +238,8 @@ def parse_steps(text: str) -> list[Step]:
                 raise ValueError(
                     f"a step must be written name:option=value,option=value. Received: {word!r}."
                 )
-            options[key] = _literal(value)
+            several = value.split("|")
+            options[key] = _literal(value) if len(several) == 1 else Choices(map(_literal, several))
         steps.append((name, options))
     return steps
 
@@ -169,11 +249,3 @@ def _literal(value: str) -> Any:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return value
-
-
-def _without_zero_rows(graph: NeighborGraph, embeddings: Embeddings) -> NeighborGraph:
-    """Leave a listing without a direction to itself: its cosine of 0 with everybody says nothing."""
-    zero = np.logical_not(embeddings.rows.any(axis=1))
-    if not zero.any():
-        return graph
-    return graph.keep(~(zero[graph.row_numbers] | zero[graph.indices]))

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._files import read_json
+from arcface_keras.ablation import ablate_listings, ablation_table, draw_if_possible
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import encode_labels, read_catalogue
 from arcface_keras.data.sample import sample_folder
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
 from arcface_keras.held_out import load_held_out
-from arcface_keras.match import Matches, match, match_embeddings, parse_steps
+from arcface_keras.match import Matches, load_listings, match, match_listings, parse_steps, search_options
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
 from arcface_keras.submit import write_submission
@@ -68,10 +70,10 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
         {"name": "every listing alone", "threshold": None, "row_f1": self_only_f1(labels)},
         {"name": "equal image_phash", "threshold": None, "row_f1": equal_phash_f1(listings.phashes, labels)},
     ]
+    steps, search = parse_steps(config.steps), search_options(config)
     ways = [("trained embedder", run.embeddings, run.held_out)]
     if run.embeddings_untrained.exists():
         ways.insert(0, ("untrained backbone", run.embeddings_untrained, run.held_out_untrained))
-    steps = parse_steps(config.steps)
     for name, folder, held_out in ways:
         embeddings = Embeddings.load(run.require(folder, "embed"))
         if list(embeddings.ids) != [str(posting_id) for posting_id in listings.posting_ids]:
@@ -79,18 +81,16 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
                 f"test must be the file that was embedded. Received: test={config.test} with other ids."
             )
         parts = load_held_out(held_out)
+        known = load_listings(run, embeddings, parts)
         for some_steps in [(), steps] if steps else [()]:
             threshold = config.threshold if name == "trained embedder" else None
-            matches = match_embeddings(
-                embeddings,
-                parts,
-                k=config.k,
-                steps=some_steps,
-                threshold=threshold,
-                memory_mb=config.memory_mb,
-            )
+            matches = match_listings(known, parts, search=search, steps=some_steps, threshold=threshold)
             label = f"{name}, {' and '.join(step.replace('_', ' ') for step, _ in some_steps)}"
             scores.append(_score(label if some_steps else name, matches, labels))
+    if config.ablate:
+        rows = ablate_listings(known, parts, labels, steps, search=search, seed=config.seed)
+        merge_metrics(run, {"ablation": rows})
+        draw_if_possible(rows, run.ablation)
     merge_metrics(run, {"scores": scores})
     record_stage(run, config, "evaluate", {}, time.perf_counter() - started)
     return scores
@@ -153,6 +153,11 @@ def demo(config: RunConfig | None = None, *, progress: bool = False) -> list[Sco
 def score_table(scores: Sequence[Score]) -> str:
     """The scores as text, one line for each way of matching."""
     return format_table(scores)
+
+
+def ablation_text(config: RunConfig) -> str:
+    """What `evaluate` with `ablate` measured last, as text."""
+    return ablation_table(read_json(RunFolder(Path(config.out)).metrics)["ablation"])
 
 
 def _score(name: str, matches: Matches, labels: np.ndarray) -> Score:

@@ -60,6 +60,14 @@ class RunFolder:
         return self.path / "embeddings"
 
     @property
+    def listings(self) -> Path:
+        return self.path / "listings.json"
+
+    @property
+    def ablation(self) -> Path:
+        return self.path / "ablation.png"
+
+    @property
     def embeddings_untrained(self) -> Path:
         return self.path / "embeddings_untrained"
 

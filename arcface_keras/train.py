@@ -16,12 +16,14 @@ from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
 from arcface_keras.data.folds import group_folds, linked_components
 from arcface_keras.data.images import scan_images
+from arcface_keras.data.perceptual import with_hashes
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.features import affordable_views, embed_photos, frozen_features
 from arcface_keras.fitting import HistoryRow, fit_top, fit_whole
 from arcface_keras.heads import HEADS
 from arcface_keras.heads.create import create_head
 from arcface_keras.held_out import HeldOut, save_held_out
+from arcface_keras.listings import column_or_none
 from arcface_keras.models import build_embedder, save_embedder, split_embedder
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 
@@ -123,6 +125,8 @@ def _readable_listings(config: RunConfig, progress: bool) -> tuple[Catalogue, di
     catalogue = read_catalogue(required_path(config, "train"), required_path(config, "images"), labelled=True)
     bad = scan_images(catalogue.paths, config.image_size, workers=config.workers, progress=progress)
     log_unreadable("left out of training", catalogue, bad)
+    if config.compute_phash:
+        catalogue = with_hashes(catalogue, workers=config.workers, progress=progress)
     kept = np.setdiff1d(np.arange(len(catalogue)), list(bad))
     return catalogue.take(kept), {str(catalogue.posting_ids[row]): reason for row, reason in bad.items()}
 
@@ -260,7 +264,12 @@ def _fold_of_features(config: RunConfig, material: _Material, fold: int, neck: k
 def _part(material: _Material, rows: np.ndarray, views: Sequence[np.ndarray]) -> HeldOut:
     ids = [str(name) for name in material.catalogue.posting_ids[rows]]
     mean = np.mean([Embeddings.normalized(ids, view).rows for view in views], axis=0)
-    return HeldOut(Embeddings.normalized(ids, mean), material.labels[rows])
+    return HeldOut(
+        Embeddings.normalized(ids, mean),
+        material.labels[rows],
+        column_or_none(material.catalogue.titles[rows]),
+        column_or_none(material.catalogue.phashes[rows]),
+    )
 
 
 def _untrained(config: RunConfig, material: _Material) -> list[HeldOut]:

@@ -13,9 +13,11 @@ from arcface_keras.calibrate import calibrate_threshold
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import evaluate_matches, format_table
 from arcface_keras.held_out import HeldOut
-from arcface_keras.match import match_embeddings, rank_held_out
+from arcface_keras.match import match_embeddings
 from arcface_keras.neighbors import find_neighbors
 from arcface_keras.postprocess import apply_steps
+from arcface_keras.signals import SearchOptions, fit_steps
+from arcface_keras.signals.fit import decides, expected_score
 
 STEPS = [
     ("alpha_query_expansion", {"k": 3, "alpha": 1.0}),
@@ -60,8 +62,13 @@ def test_ablation_calibrates_every_way_on_the_held_out_groups_through_its_steps(
     test, folds, rows = measured
     ways = [[], *([step] for step in STEPS), *(STEPS[:stop] for stop in range(1, 5))]
     for row, steps in zip(rows, ways, strict=True):
-        calibration = calibrate_threshold(rank_held_out(folds, k=20, steps=steps), len(test.embeddings))
-        assert (row["threshold"], row["expected_f1"]) == (calibration.threshold, calibration.expected_f1)
+        fitted = fit_steps(steps, folds, len(test.embeddings), SearchOptions(k=20))
+        if decides(steps):
+            assert row["threshold"] is None
+            assert row["expected_f1"] == expected_score(fitted.parts, len(test.embeddings))
+        else:
+            calibration = calibrate_threshold(fitted.parts, len(test.embeddings))
+            assert (row["threshold"], row["expected_f1"]) == (calibration.threshold, calibration.expected_f1)
     assert len({row["threshold"] for row in rows}) > 3
 
 
@@ -147,7 +154,7 @@ def test_ablation_names_what_is_wrong() -> None:
         ablate(test.embeddings, folds, [0, 1], [])
     with pytest.raises(ValueError, match="labels must be one for each of the embeddings, one at least"):
         ablate(test.embeddings.take([]), folds, [], [])
-    with pytest.raises(ValueError, match="calibration needs held-out rows"):
+    with pytest.raises(ValueError, match="matching needs a threshold or held-out listings"):
         ablate(test.embeddings, [], test.labels, [])
     with pytest.raises(ValueError, match="A step must be one of"):
         ablate(test.embeddings, folds, test.labels, ["cap", "kap"])

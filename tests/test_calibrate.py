@@ -2,19 +2,24 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcface_keras.calibrate import calibrate_threshold, expected_row_f1
+from arcface_keras.calibrate import RankedPart, calibrate_threshold, expected_row_f1
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out, save_held_out
-from arcface_keras.match import rank_held_out
 from arcface_keras.metrics import row_f1
 from arcface_keras.neighbors import find_neighbors
 from arcface_keras.postprocess import apply_steps
+from arcface_keras.signals import SearchOptions, fit_steps
+
+
+def ranked(folds: list[HeldOut], k: int = 50, steps: Any = ()) -> list[RankedPart]:
+    return fit_steps(steps, folds, 1, SearchOptions(k=k)).parts
 
 
 def clusters(n_groups: int, size: int, noise: float, seed: int, dim: int = 16) -> HeldOut:
@@ -85,8 +90,8 @@ def test_calibrated_threshold_is_near_the_best_of_the_full_catalogue() -> None:
     grid = np.linspace(-1, 1, 801)
     graph = find_neighbors(catalogue.embeddings, k=200)
     curve = expected_row_f1(graph, catalogue.labels, grid).mean(axis=0)
-    calibration = calibrate_threshold(rank_held_out(parts, k=48), len(catalogue.embeddings))
-    naive = calibrate_threshold(rank_held_out(parts, k=48), 48)
+    calibration = calibrate_threshold(ranked(parts, k=48), len(catalogue.embeddings))
+    naive = calibrate_threshold(ranked(parts, k=48), 48)
     reached, unaware = np.interp([calibration.threshold, naive.threshold], grid, curve)
     assert reached > curve.max() - 0.03
     assert unaware < curve.max() - 0.1
@@ -99,7 +104,7 @@ def test_calibrated_threshold_is_the_middle_of_its_plateau() -> None:
     axes = np.eye(4, dtype=np.float32)
     rows = np.concatenate([axes, axes * 0.8 + np.roll(axes, 1, axis=1) * 0.6])
     part = HeldOut(Embeddings.normalized([f"r{i}" for i in range(8)], rows), np.tile(np.arange(4), 2))
-    calibration = calibrate_threshold(rank_held_out([part], k=8), 8)
+    calibration = calibrate_threshold(ranked([part], k=8), 8)
     assert calibration.expected_f1 == pytest.approx(1.0)
     assert calibration.plateau == pytest.approx((0.6, 0.8), abs=0.011)
     assert calibration.threshold == pytest.approx(0.7, abs=0.006)
@@ -107,16 +112,16 @@ def test_calibrated_threshold_is_the_middle_of_its_plateau() -> None:
 
 def test_calibration_passes_the_held_out_rows_through_the_same_steps() -> None:
     parts = [clusters(10, 6, 1.2, seed) for seed in range(3)]
-    plain = calibrate_threshold(rank_held_out(parts, k=20), 60)
+    plain = calibrate_threshold(ranked(parts, k=20), 60)
     steps = [("alpha_query_expansion", {"k": 4, "alpha": 1})]
-    expanded = calibrate_threshold(rank_held_out(parts, k=20, steps=steps), 60)
+    expanded = calibrate_threshold(ranked(parts, k=20, steps=steps), 60)
     assert expanded.expected_f1 > plain.expected_f1
     assert expanded.threshold > plain.threshold
 
 
 def test_calibration_of_fewer_rows_than_a_fold_never_counts_false_matches_less() -> None:
     part = clusters(10, 4, 0.8, seed=1)
-    parts = rank_held_out([part])
+    parts = ranked([part])
     assert calibrate_threshold(parts, 3) == dataclasses.replace(calibrate_threshold(parts, 40), n_rows=3)
 
 
@@ -129,20 +134,22 @@ def test_calibration_without_a_row_is_an_error() -> None:
     with pytest.raises(
         ValueError, match="held-out rows of at least two groups.*Received: 1 parts with 0 rows"
     ):
-        calibrate_threshold(rank_held_out([empty]), 10)
+        calibrate_threshold(ranked([empty]), 10)
     with pytest.raises(ValueError, match="at least two groups in a part.*Received: 1 parts with 4 rows"):
-        calibrate_threshold(rank_held_out([clusters(1, 4, 0.5, 0)]), 10)
+        calibrate_threshold(ranked([clusters(1, 4, 0.5, 0)]), 10)
 
 
 def test_held_out_survives_saving(tmp_path: Path) -> None:
     parts = [clusters(3, 2, 0.5, seed) for seed in range(2)]
-    parts[1] = HeldOut(parts[1].embeddings, parts[1].labels + 2**40)
+    titles, hashes = ("sabun", "kopi \u2615") * 3, ("ff00",) * 6
+    parts[1] = HeldOut(parts[1].embeddings, parts[1].labels + 2**40, titles, hashes)
     save_held_out(tmp_path / "folds", parts)
     for saved, loaded in zip(parts, load_held_out(tmp_path / "folds"), strict=True):
         assert saved.embeddings.ids == loaded.embeddings.ids
         np.testing.assert_array_equal(saved.embeddings.rows, loaded.embeddings.rows)
         np.testing.assert_array_equal(saved.labels, loaded.labels)
-    with pytest.raises(ValueError, match=r"must be a folder with labels.json. Received: .*nowhere"):
+        assert (saved.titles, saved.phashes) == (loaded.titles, loaded.phashes)
+    with pytest.raises(ValueError, match=r"must be a folder with listings.json. Received: .*nowhere"):
         load_held_out(tmp_path / "nowhere")
 
 

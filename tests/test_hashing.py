@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from arcface_keras.data.decoding import ImageError
+from arcface_keras.data.perceptual import hash_of_pixels
 from arcface_keras.hashing import fill_hashes, hamming, match_equal, match_hashes, perceptual_hash
-from arcface_keras.hashing.perceptual import hash_of_pixels
 from arcface_keras.neighbors import NeighborGraph
 
 

@@ -14,6 +14,7 @@ from arcface_keras.data.tables import Problem, Table, read_table
 from arcface_keras.data.titles import decode_title
 
 COLUMNS = ("posting_id", "image", "image_phash", "title")
+OPTIONAL = ("image_phash", "title")
 LABEL = "label_group"
 _MISSING_IMAGES = ("error", "keep")
 _HEX = re.compile(r"[0-9a-fA-F]*")
@@ -89,6 +90,8 @@ def read_catalogue(
     missing_images: Literal["error", "keep"] = "error",
 ) -> Catalogue:
     """Read the columns `posting_id,image,image_phash,title` and, when labelled, `label_group`.
+
+    A file without the columns `image_phash` or `title` is read as if they were empty.
 
     Everything is read as text: a hash of digits keeps its zeros, a title `NA` stays a title. Further
     columns are ignored. All checks run before anything is raised.
@@ -180,6 +183,8 @@ def _columns(table: Table, wanted: Sequence[str]) -> dict[str, list[str]]:
         if count == 1:
             position = table.header.index(name)
             columns[name] = [values[position] for _, values in table.rows]
+        elif count == 0 and name in OPTIONAL:
+            columns[name] = [""] * len(table.rows)
         elif count == 0:
             table.problems.append(
                 Problem(1, name, f"the column is missing. Received columns: {table.header}")

@@ -31,22 +31,32 @@ def apply_steps(graph: NeighborGraph, embeddings: Embeddings, steps: Sequence[St
             f"graph must hold the neighbours of the {len(embeddings)} embeddings among themselves. "
             f"Received: {graph!r}, includes_self={graph.includes_self}."
         )
-    for name, step, options in [_resolve(step) for step in steps]:
-        result = step(graph, embeddings, **options)
-        if not result.includes_self or result.n_rows != graph.n_rows:
-            raise ValueError(
-                f"A step must keep every row and its self. Received: {result!r} from step {name!r}."
-            )
-        graph = result
+    known = importlib.import_module("arcface_keras.postprocess").STEPS
+    for name, step, options in [resolve_step(step, known) for step in steps]:
+        graph = check_result(name, step(graph, embeddings, **options), graph)
     return graph
 
 
-def _resolve(step: Step) -> tuple[str, Callable[..., NeighborGraph], dict[str, Any]]:
-    known = importlib.import_module("arcface_keras.postprocess").STEPS
+def check_result(name: str, result: NeighborGraph, graph: NeighborGraph) -> NeighborGraph:
+    """Return what a step made of a graph; an error where it lost a row."""
+    if not result.includes_self or result.n_rows != graph.n_rows:
+        raise ValueError(f"A step must keep every row and its self. Received: {result!r} from step {name!r}.")
+    return result
+
+
+def split_step(step: Step) -> tuple[str, dict[str, Any]]:
+    """Name and options of a step, however it is written."""
     parts = [step, {}] if isinstance(step, str) else list(step)
     if len(parts) != 2 or not isinstance(parts[0], str) or not isinstance(parts[1], Mapping):
         raise ValueError(f"A step must be a name, or a name and its options. Received: {step!r}.")
-    name, options = parts[0], dict(parts[1])
+    return parts[0], dict(parts[1])
+
+
+def resolve_step(
+    step: Step, known: Mapping[str, Callable[..., NeighborGraph]]
+) -> tuple[str, Callable[..., NeighborGraph], dict[str, Any]]:
+    """Name, function and options of a step, checked against the known ones."""
+    name, options = split_step(step)
     if name not in known:
         raise ValueError(f"A step must be one of {sorted(known)}. Received: {name!r}.")
     valid = {

@@ -1,5 +1,6 @@
 """The perceptual hash of a photo, bit for bit as the ImageHash package defines it."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
 from arcface_keras.data import decoding
+from arcface_keras.data.catalogue import Catalogue
 from arcface_keras.data.decoding import MAX_PIXELS, ImageError
 
 
@@ -97,6 +99,17 @@ def fill_hashes(
         if reason:
             reasons[row] = reason
     return filled, reasons
+
+
+def with_hashes(catalogue: Catalogue, *, workers: int | None = None, progress: bool = False) -> Catalogue:
+    """The catalogue with the hashes that are missing computed; a photo that cannot be read keeps ""."""
+    hashes, _ = fill_hashes(
+        list(catalogue.phashes), list(catalogue.paths), workers=workers, progress=progress
+    )
+    column = np.empty(len(hashes), dtype=object)
+    column[:] = hashes
+    column.setflags(write=False)
+    return dataclasses.replace(catalogue, phashes=column)
 
 
 def _hash_or_reason(path: str) -> tuple[str, str]:

@@ -1,0 +1,227 @@
+"""fit_steps: what steps leave open is chosen on listings of groups that no network has seen."""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arcface_keras.calibrate import RankedPart, calibrate_threshold, expected_row_f1
+from arcface_keras.held_out import HeldOut
+from arcface_keras.listings import Listings
+from arcface_keras.postprocess import STEPS, group_sizes
+from arcface_keras.postprocess.apply import Step, resolve_step, split_step
+from arcface_keras.signals.apply import apply_listing_steps, listing_steps
+from arcface_keras.signals.search import SearchOptions
+from arcface_keras.signals.titles import title_neighbors
+
+logger = logging.getLogger(__name__)
+
+DECIDING = ("min2", "chisel", "target_mean_size")
+"""Steps after which every pair that is left is a match, without a threshold."""
+
+TOLERANCE = 0.002
+MOST_CHOICES = 200
+
+_AROUND = (-0.1, -0.05, -0.025, 0.0, 0.025, 0.05, 0.1)
+_BELOW = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
+
+
+class Choices(tuple[Any, ...]):
+    """Values of an option, of which the best on held-out listings is taken; in a meaningful order."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, eq=False)
+class FittedSteps:
+    """Steps without open options, and what they make of the held-out listings.
+
+    Attributes:
+        steps: pairs of a name and its options.
+        parts: the held-out parts after the steps.
+        tried: for each open step its name, what was tried and the expected mean row F1 of each.
+    """
+
+    steps: list[tuple[str, dict[str, Any]]]
+    parts: list[RankedPart]
+    tried: list[dict[str, Any]]
+
+
+def decides(steps: Sequence[Step]) -> bool:
+    """Whether steps leave matches rather than candidates."""
+    return any(split_step(step)[0] in DECIDING for step in steps)
+
+
+def is_open(steps: Sequence[Step]) -> bool:
+    """Whether an option of the steps is to be chosen: `auto`, or several values."""
+    return any(
+        isinstance(value, Choices) or value == "auto"
+        for step in steps
+        for value in split_step(step)[1].values()
+    )
+
+
+def fit_steps(
+    steps: Sequence[Step], held_out: Sequence[HeldOut], n_rows: int, search: SearchOptions
+) -> FittedSteps:
+    """Run steps over held-out listings, and choose what they leave open by the expected mean row F1.
+
+    Steps are fitted in their order, each with those before it as they were chosen. Of all combinations of
+    a step's open options, those within 0.002 of the best are taken for equal, and the one in their middle
+    is chosen.
+
+    Args:
+        steps: as for `apply_listing_steps`; an option may be `Choices`, or "auto" where `AUTO` knows it.
+        held_out: parts of listings whose groups the network that embedded them never saw.
+        n_rows: listings to be matched, for which the score is expected.
+        search: how candidates are found.
+
+    Raises:
+        ValueError: a step or option is unknown, "auto" is not known for an option, or there are more than
+            200 combinations.
+    """
+    known = STEPS | listing_steps()
+    plan = [(name, options) for name, _, options in (resolve_step(step, known) for step in steps)]
+    titles = tuple(title for part in held_out for title in part.titles or ())
+    listings = [part.listings(titles) for part in held_out]
+    parts = [RankedPart(search.neighbors(part.embeddings), part.labels) for part in held_out]
+    chosen: list[tuple[str, dict[str, Any]]] = []
+    tried: list[dict[str, Any]] = []
+    for name, options in plan:
+        combinations = _combinations(name, options, parts, listings, n_rows)
+        results = [_after(parts, listings, (name, each)) for each in combinations]
+        best = 0
+        if len(combinations) > 1:
+            cut = decides([*chosen, name])
+            scores = [_expected(result, n_rows, cut) for result in results]
+            best = middle_of_best(_grid_places(name, options, combinations), np.array(scores))
+            tried.append({"step": name, "options": combinations, "expected_f1": scores, "chosen": best})
+            logger.info("%s: %s of %d combinations", name, combinations[best], len(combinations))
+        parts = results[best]
+        chosen.append((name, combinations[best]))
+    return FittedSteps(chosen, parts, tried)
+
+
+def expected_score(parts: Sequence[RankedPart], n_rows: int) -> float:
+    """Mean row F1 to be expected among `n_rows` listings, every pair of the graphs being a match."""
+    rows = [
+        expected_row_f1(
+            part.graph,
+            part.labels,
+            np.array([-np.inf]),
+            max(1.0, (n_rows - 1) / max(part.graph.n_rows - 1, 1)),
+        )
+        for part in parts
+    ]
+    return float(np.concatenate(rows).mean()) if rows else float("nan")
+
+
+def middle_of_best(places: np.ndarray, scores: np.ndarray) -> int:
+    """Of the combinations within TOLERANCE of the best, the one nearest to the middle of them all.
+
+    Args:
+        places: (c, options) place of each combination's value in the list of every option.
+        scores: (c,).
+    """
+    good = np.flatnonzero(scores >= scores.max() - TOLERANCE)
+    distance = ((places[good] - places[good].mean(axis=0)) ** 2).sum(axis=1)
+    return int(good[np.lexsort((-scores[good], distance))[0]])
+
+
+def _expected(parts: Sequence[RankedPart], n_rows: int, cut: bool) -> float:
+    return expected_score(parts, n_rows) if cut else calibrate_threshold(parts, n_rows).expected_f1
+
+
+def _after(
+    parts: Sequence[RankedPart], listings: Sequence[Listings], step: tuple[str, dict[str, Any]]
+) -> list[RankedPart]:
+    return [
+        RankedPart(apply_listing_steps(part.graph, own, [step]), part.labels)
+        for part, own in zip(parts, listings, strict=True)
+    ]
+
+
+def _combinations(
+    name: str,
+    options: dict[str, Any],
+    parts: Sequence[RankedPart],
+    listings: Sequence[Listings],
+    n_rows: int,
+) -> list[dict[str, Any]]:
+    """All combinations of a step's open options; one where nothing is open."""
+    values: dict[str, Sequence[Any]] = {}
+    for key, value in options.items():
+        if isinstance(value, Choices):
+            values[key] = value
+        elif value == "auto":
+            if (name, key) not in AUTO:
+                known = ", ".join(":".join(each) for each in AUTO)
+                raise ValueError(f"auto must be for one of {known}. Received: {name}:{key}=auto.")
+            values[key] = AUTO[name, key](parts, listings, options, n_rows)
+        else:
+            values[key] = (value,)
+    count = int(np.prod([len(each) for each in values.values()]))
+    if count > MOST_CHOICES:
+        raise ValueError(
+            f"a step must leave at most {MOST_CHOICES} combinations. Received: {count} of step {name!r}."
+        )
+    found = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+    return [each for each in found if not ("floor" in each and each["floor"] > each["threshold"])]
+
+
+def _grid_places(name: str, options: dict[str, Any], combinations: Sequence[dict[str, Any]]) -> np.ndarray:
+    columns = []
+    for key in options:
+        order = list(dict.fromkeys(str(each[key]) for each in combinations))
+        columns.append([order.index(str(each[key])) for each in combinations])
+    return np.array(columns, dtype=np.float64).T
+
+
+def _threshold_around(parts: Any, listings: Any, options: Any, n_rows: int) -> list[float]:
+    middle = calibrate_threshold(parts, n_rows).threshold
+    return [round(float(np.clip(middle + shift, -1, 1)), 4) for shift in _AROUND]
+
+
+def _floor_below(parts: Any, listings: Any, options: Any, n_rows: int) -> list[float]:
+    middle = calibrate_threshold(parts, n_rows).threshold
+    return [round(float(np.clip(middle - shift, -1, 1)), 4) for shift in _BELOW]
+
+
+def _offset_around(parts: Any, listings: Any, options: dict[str, Any], n_rows: int) -> list[float]:
+    search = {key: options[key] for key in ("preset", "fit", "expand", "k", "engine") if key in options}
+    if any(isinstance(value, Choices) for value in search.values()):
+        raise ValueError("titles:offset=auto must stand beside options of one value. Received: several.")
+    alone = [
+        RankedPart(title_neighbors(own, **search), part.labels)
+        for own, part in zip(listings, parts, strict=True)
+    ]
+    photos, words = calibrate_threshold(parts, n_rows), calibrate_threshold(alone, n_rows)
+    middle = photos.threshold - words.threshold
+    # At -1 titles have no say: no cosine of theirs comes above 0.
+    return [-1.0, *(round(middle + shift, 4) for shift in _AROUND)]
+
+
+def _mean_size(parts: Sequence[RankedPart], listings: Any, options: Any, n_rows: int) -> list[float]:
+    groups = sum(len(np.unique(part.labels)) for part in parts)
+    return [sum(len(part.labels) for part in parts) / max(groups, 1)]
+
+
+def _sizes(parts: Sequence[RankedPart], listings: Any, options: Any, n_rows: int) -> list[dict[int, float]]:
+    total: dict[int, float] = {}
+    for part in parts:
+        for size, number in group_sizes(part.labels).items():
+            total[size] = total.get(size, 0.0) + number
+    return [total]
+
+
+AUTO: dict[tuple[str, str], Callable[..., Sequence[Any]]] = {
+    ("chisel", "sizes"): _sizes,
+    ("min2", "floor"): _floor_below,
+    ("min2", "threshold"): _threshold_around,
+    ("target_mean_size", "mean"): _mean_size,
+    ("titles", "offset"): _offset_around,
+}
+"""What "auto" stands for: values that are tried, or one that follows from the held-out groups."""
