@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,6 +145,27 @@ def test_demo_submission_holds_every_test_id_once_in_order(demo: tuple[Path, str
     matches = read_submission(out / "submission.csv", ids)
     assert [row[0] for row in lines(out / "submission.csv")] == ["posting_id", *ids]
     assert len(matches) == len(ids)
+
+
+def test_titles_and_ablation_work_on_a_run(command: Run, demo: tuple[Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(demo[0], out)
+    steps = "titles:offset=auto unit_veto phash:radius=2 min2:threshold=auto,floor=auto"
+    log = command("match", "--out", str(out), "--steps", steps, "--engine", "auto").stderr
+    assert "the step min2" in log
+    assert "auto takes exact" in log
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert [name for name, _ in metrics["steps"]] == ["titles", "unit_veto", "phash", "min2"]
+    assert (metrics["threshold"], metrics["recall"]) == (None, 1.0)
+    printed = command("evaluate", "--out", str(out), "--ablate", "--quiet").stdout
+    assert "how       step" in printed
+    assert (out / "ablation.png").exists()
+    metrics = json.loads((out / "metrics.json").read_text())
+    ablation = {(row["how"], row["step"].split(":")[0]): row for row in metrics["ablation"]}
+    assert ablation["alone", "titles"]["gain"] > 0.1
+    assert metrics["scores"][-1]["row_f1"] == ablation["in order", "min2"]["row_f1"]
+    error = command("match", "--out", str(out), "--steps", "titles:k=auto", status=1).stderr
+    assert "auto must be for one of" in error
 
 
 def test_run_equals_its_stages_one_by_one(command: Run, own_data: dict[str, Path], tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def fit_steps(
     """
     known = STEPS | listing_steps()
     plan = [(name, options) for name, _, options in (resolve_step(step, known) for step in steps)]
+    _check_autos(plan)
     titles = tuple(title for part in held_out for title in part.titles or ())
     listings = [part.listings(titles) for part in held_out]
     parts = [RankedPart(search.neighbors(part.embeddings), part.labels) for part in held_out]
@@ -144,6 +145,14 @@ def _after(
     ]
 
 
+def _check_autos(plan: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    for name, options in plan:
+        for key, value in options.items():
+            if value == "auto" and (name, key) not in AUTO:
+                known = ", ".join(":".join(each) for each in AUTO)
+                raise ValueError(f"auto must be for one of {known}. Received: {name}:{key}=auto.")
+
+
 def _combinations(
     name: str,
     options: dict[str, Any],
@@ -157,9 +166,6 @@ def _combinations(
         if isinstance(value, Choices):
             values[key] = value
         elif value == "auto":
-            if (name, key) not in AUTO:
-                known = ", ".join(":".join(each) for each in AUTO)
-                raise ValueError(f"auto must be for one of {known}. Received: {name}:{key}=auto.")
             values[key] = AUTO[name, key](parts, listings, options, n_rows)
         else:
             values[key] = (value,)
