@@ -18,6 +18,7 @@ from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.listings import Listings, column_or_none
 from arcface_keras.neighbors import NeighborGraph
+from arcface_keras.pairs import PairClassifier
 from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
@@ -204,7 +205,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
         "threshold": matches.threshold,
         "decision": matches.decision,
         "expected_f1": matches.expected_f1,
-        "steps": [[name, options] for name, options in matches.steps],
+        "steps": [[name, _plain(options)] for name, options in matches.steps],
         "engine": config.engine,
         "recall": matches.recall,
         "listings": len(embeddings),
@@ -217,6 +218,14 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
     shown = "" if matches.threshold is None else f"threshold {matches.threshold:.4f}, "
     logger.info("%s%d pairs: %s", shown, facts["pairs"], matches.decision)
     return matches
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON can hold them; a classifier as what it was fitted on."""
+    return {
+        key: {"pairs": value.n_pairs, "true": value.n_true} if isinstance(value, PairClassifier) else value
+        for key, value in options.items()
+    }
 
 
 def parse_steps(text: str) -> list[tuple[str, dict[str, Any]]]:

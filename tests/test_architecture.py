@@ -13,12 +13,12 @@ PACKAGE = Path(arcface_keras.__file__).parent
 STREET = """
     _version _checks _cores _files _progress _native_log reference metrics embeddings listings held_out heads
     cleaning losses schedules backbones models data config run_folder features fitting train embed neighbors
-    text hashing units postprocess calibrate signals match evaluate ablation submit ranking report bundle
-    pipeline cli __main__
+    text hashing units postprocess pairs calibrate signals match evaluate ablation submit ranking report
+    bundle pipeline cli __main__
 """.split()  # noqa: SIM905
 NUMPY_ONLY = """
     reference metrics embeddings listings held_out data config run_folder neighbors text hashing units
-    postprocess calibrate signals match evaluate ablation submit ranking report pipeline cli
+    postprocess pairs calibrate signals match evaluate ablation submit ranking report pipeline cli
 """.split()  # noqa: SIM905
 HEAVY = {"keras", "tensorflow", "jax", "torch"}
 

@@ -61,6 +61,9 @@ def score(matches: Any, part: HeldOut) -> float:
 @pytest.mark.parametrize("name", sorted(LISTING_STEPS))
 def test_listing_step_keeps_the_contract_of_steps(name: str) -> None:
     """Rows, self, order and input as `check_step` demands of every step, for 0 to 3 listings and many."""
+    step = (name, {})
+    if name == "pair_classifier":
+        (step,) = fit_steps([(name, {"max_iter": 5})], [shop(2)], 40, SearchOptions(k=5)).steps
     for count in (0, 1, 2, 3, 40):
         whole = shop(1)
         embeddings = whole.embeddings.take(range(count))
@@ -69,13 +72,13 @@ def test_listing_step_keeps_the_contract_of_steps(name: str) -> None:
         listings = Listings(embeddings, whole.titles[:count], whole.phashes[:count], ("kopi susu",))
         graph = find_neighbors(embeddings, k=5)
         before = (graph.indices.copy(), graph.similarities.copy())
-        result = apply_listing_steps(graph, listings, [name])
+        result = apply_listing_steps(graph, listings, [step])
         check_rows(result, count)
         np.testing.assert_array_equal(graph.indices, before[0])
         np.testing.assert_array_equal(graph.similarities, before[1])
 
 
-@pytest.mark.parametrize("name", sorted(LISTING_STEPS))
+@pytest.mark.parametrize("name", sorted(set(LISTING_STEPS) - {"pair_classifier"}))
 def test_listing_step_without_its_column_says_so(name: str) -> None:
     embeddings = shop(0).embeddings
     with pytest.raises(ValueError, match=r"this step needs the (titles|phashes) of the listings.*=None"):
@@ -169,6 +172,26 @@ def test_titles_that_tell_nothing_are_left_out_by_their_offset() -> None:
     photos = match_listings(listings, parts)
     assert both.steps[0][1]["offset"] + 1.0 < photos.threshold
     assert score(both, test) == pytest.approx(score(photos, test), abs=0.01)
+
+
+def test_pair_classifier_is_fitted_on_held_out_groups_and_beats_photos() -> None:
+    parts, test = [shop(seed, photo_noise=2.0) for seed in (1, 2, 3)], shop(9, 40, photo_noise=2.0)
+    listings = test.listings(tuple(title for part in parts for title in part.titles or ()))
+    steps = parse_steps("pair_classifier:max_iter=30")
+    matches = match_listings(listings, parts, steps=steps)
+    assert score(matches, test) > score(match_listings(listings, parts), test) + 0.05
+    assert matches.calibration is not None
+    assert 0 < matches.calibration.threshold < 1
+    # A classifier that had seen the labels it is calibrated on would promise far too much.
+    assert matches.expected_f1 == pytest.approx(score(matches, test), abs=0.12)
+    again = match_listings(listings, steps=matches.steps, threshold=matches.threshold)
+    np.testing.assert_array_equal(again.graph.indices, matches.graph.indices)
+    with pytest.raises(ValueError, match="steps left open need held-out listings"):
+        match_listings(listings, steps=steps, threshold=0.5)
+    with pytest.raises(ValueError, match=r"pair_classifier:seed must be one value. Received: \(1, 2\)"):
+        match_listings(listings, parts, steps=parse_steps("pair_classifier:seed=1|2"))
+    with pytest.raises(ValueError, match="pair_classifier needs held-out listings to be fitted on"):
+        apply_listing_steps(find_neighbors(test.embeddings, k=3), listings, ["pair_classifier"])
 
 
 def test_choices_are_taken_on_held_out_groups_alone() -> None:

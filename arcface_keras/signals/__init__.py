@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.signals.apply import apply_listing_steps
+from arcface_keras.signals.classifier import pair_classifier
 from arcface_keras.signals.fit import Choices, FittedSteps, fit_steps, is_open
 from arcface_keras.signals.phash import phash
 from arcface_keras.signals.search import SearchOptions
@@ -15,6 +16,7 @@ from arcface_keras.signals.titles import titles
 from arcface_keras.signals.veto import unit_veto
 
 LISTING_STEPS: dict[str, Callable[..., NeighborGraph]] = {
+    "pair_classifier": pair_classifier,
     "phash": phash,
     "titles": titles,
     "unit_veto": unit_veto,

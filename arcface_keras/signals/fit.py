@@ -14,6 +14,7 @@ from arcface_keras.listings import Listings
 from arcface_keras.postprocess import STEPS, group_sizes
 from arcface_keras.postprocess.apply import Step, resolve_step, split_step
 from arcface_keras.signals.apply import apply_listing_steps, listing_steps
+from arcface_keras.signals.classifier import fit_pairs
 from arcface_keras.signals.search import SearchOptions
 from arcface_keras.signals.titles import title_neighbors
 
@@ -56,11 +57,12 @@ def decides(steps: Sequence[Step]) -> bool:
 
 
 def is_open(steps: Sequence[Step]) -> bool:
-    """Whether an option of the steps is to be chosen: `auto`, or several values."""
+    """Whether held-out listings are to choose: an option is `auto` or several values, a classifier is new."""
+    named = [split_step(step) for step in steps]
     return any(
-        isinstance(value, Choices) or value == "auto"
-        for step in steps
-        for value in split_step(step)[1].values()
+        (name == "pair_classifier" and "classifier" not in options)
+        or any(isinstance(value, Choices) or value == "auto" for value in options.values())
+        for name, options in named
     )
 
 
@@ -71,7 +73,8 @@ def fit_steps(
 
     Steps are fitted in their order, each with those before it as they were chosen. Of all combinations of
     a step's open options, those within 0.002 of the best are taken for equal, and the one in their middle
-    is chosen.
+    is chosen. A pair classifier is fitted on all parts, while every part goes on with the scores of one that
+    never saw its labels.
 
     Args:
         steps: as for `apply_listing_steps`; an option may be `Choices`, or "auto" where `AUTO` knows it.
@@ -92,6 +95,11 @@ def fit_steps(
     chosen: list[tuple[str, dict[str, Any]]] = []
     tried: list[dict[str, Any]] = []
     for name, options in plan:
+        if name == "pair_classifier" and "classifier" not in options:
+            classifier, graphs = fit_pairs(parts, listings, **options)
+            parts = [RankedPart(graph, part.labels) for graph, part in zip(graphs, parts, strict=True)]
+            chosen.append((name, {**options, "classifier": classifier}))
+            continue
         combinations = _combinations(name, options, parts, listings, n_rows)
         results = [_after(parts, listings, (name, each)) for each in combinations]
         best = 0
@@ -148,6 +156,8 @@ def _after(
 def _check_autos(plan: Sequence[tuple[str, dict[str, Any]]]) -> None:
     for name, options in plan:
         for key, value in options.items():
+            if name == "pair_classifier" and isinstance(value, Choices):
+                raise ValueError(f"{name}:{key} must be one value. Received: {tuple(value)}.")
             if value == "auto" and (name, key) not in AUTO:
                 known = ", ".join(":".join(each) for each in AUTO)
                 raise ValueError(f"auto must be for one of {known}. Received: {name}:{key}=auto.")
