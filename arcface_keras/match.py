@@ -1,6 +1,7 @@
 """The stage `match`: embeddings in, matches above an honest threshold out."""
 
 import ast
+import inspect
 import logging
 import re
 import time
@@ -19,6 +20,7 @@ from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.listings import Listings, column_or_none
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.pairs import PairClassifier
+from arcface_keras.postprocess import STEPS
 from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
@@ -26,6 +28,7 @@ from arcface_keras.signals.fit import DECIDING, expected_score
 
 __all__ = [
     "Matches",
+    "configured_steps",
     "load_listings",
     "match",
     "match_embeddings",
@@ -162,6 +165,18 @@ def search_options(config: RunConfig, progress: bool = False) -> SearchOptions:
     return SearchOptions(config.k, config.engine, config.target_recall, config.memory_mb, progress)
 
 
+def configured_steps(config: RunConfig) -> list[tuple[str, dict[str, Any]]]:
+    """The steps of a configuration; those that search again do so with its engine, unless they name one."""
+    return [
+        (name, {"engine": config.engine, **options} if _searches(name) else options)
+        for name, options in parse_steps(config.steps)
+    ]
+
+
+def _searches(name: str) -> bool:
+    return name in STEPS and "engine" in inspect.signature(STEPS[name]).parameters
+
+
 def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[HeldOut] = ()) -> Listings:
     """The listings of a run: their embeddings, with the titles and hashes that `embed` left beside them."""
     facts = read_json(run.require(run.listings, "embed"))
@@ -185,7 +200,7 @@ def match(config: RunConfig, *, progress: bool = False) -> Matches:
 def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
     started = time.perf_counter()
     begin_stage(run, "match")
-    steps = parse_steps(config.steps)
+    steps = configured_steps(config)
     embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
     chooses = config.threshold is None or is_open(steps)
     held_out = []

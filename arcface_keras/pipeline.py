@@ -15,7 +15,14 @@ from arcface_keras.data.sample import sample_folder
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
 from arcface_keras.held_out import load_held_out
-from arcface_keras.match import Matches, load_listings, match, match_listings, parse_steps, search_options
+from arcface_keras.match import (
+    Matches,
+    configured_steps,
+    load_listings,
+    match,
+    match_listings,
+    search_options,
+)
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
 from arcface_keras.submit import write_submission
@@ -70,7 +77,7 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
         {"name": "every listing alone", "threshold": None, "row_f1": self_only_f1(labels)},
         {"name": "equal image_phash", "threshold": None, "row_f1": equal_phash_f1(listings.phashes, labels)},
     ]
-    steps, search = parse_steps(config.steps), search_options(config)
+    steps, search = configured_steps(config), search_options(config)
     ways = [("trained embedder", run.embeddings, run.held_out)]
     if run.embeddings_untrained.exists():
         ways.insert(0, ("untrained backbone", run.embeddings_untrained, run.held_out_untrained))

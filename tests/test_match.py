@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut
-from arcface_keras.match import match_embeddings, parse_steps
+from arcface_keras.match import configured_steps, match_embeddings, parse_steps
 
 
 def test_steps_are_read_from_text() -> None:
@@ -86,3 +87,14 @@ def test_match_of_hardly_any_rows(count: int) -> None:
         embeddings, threshold=0.5, steps=[("alpha_query_expansion", {"k": 5, "alpha": 1})]
     )
     assert matches.graph.to_lists(embeddings.ids) == [[f"r{i}"] for i in range(count)]
+
+
+def test_steps_that_search_again_take_the_engine_of_the_run() -> None:
+    config = RunConfig(engine="pruned", steps="alpha_query_expansion:k=3 cap:k=9 titles")
+    assert configured_steps(config) == [
+        ("alpha_query_expansion", {"engine": "pruned", "k": 3}),
+        ("cap", {"k": 9}),
+        ("titles", {}),
+    ]
+    named = RunConfig(engine="pruned", steps="alpha_query_expansion:engine=exact")
+    assert configured_steps(named) == [("alpha_query_expansion", {"engine": "exact"})]

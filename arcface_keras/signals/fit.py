@@ -237,6 +237,8 @@ AUTO: dict[tuple[str, str], Callable[..., Sequence[Any]]] = {
     ("chisel", "sizes"): _sizes,
     ("min2", "floor"): _floor_below,
     ("min2", "threshold"): _threshold_around,
+    ("neighborhood_blending", "floor"): _floor_below,
+    ("neighborhood_blending", "threshold"): _threshold_around,
     ("target_mean_size", "mean"): _mean_size,
     ("titles", "offset"): _offset_around,
 }
