@@ -7,9 +7,9 @@
 
 Photos: an embedder is trained for every seed (a run folder in --work is used again), on the bundled training
 identities or on two thirds of those of LISTINGS.csv. Titles: half of the groups are held out, the other half
-is scored. Every step stands alone, after the search; what it leaves open and the threshold are chosen on held-out
-groups, and the gain over no step is a mean over seeds with its standard deviation. Rows: from a fabricated
-catalogue to submission.csv, seconds and memory.
+is scored. Every step stands alone, after the search; what it leaves open and the threshold are chosen on
+held-out groups, and the gain over no step is a mean over seeds with its standard deviation. Rows: from a
+fabricated catalogue to submission.csv, seconds and memory.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from arcface_keras.run_folder import RunFolder
 from arcface_keras.signals import SearchOptions
 from arcface_keras.submit import write_submission
 
-PHOTO_STEPS = [
+PHOTO_STEPS = (
     "alpha_query_expansion:k=5,alpha=1",
     "alpha_query_expansion:k=3|5|8,alpha=1|3",
     "database_augmentation:k=3|5",
@@ -57,8 +57,8 @@ PHOTO_STEPS = [
     "titles:preset=chars,offset=auto",
     "titles:rule=probabilistic_sum",
     "pair_classifier",
-]
-TITLE_STEPS = [
+)
+TITLE_STEPS = (
     "unit_veto",
     "min2:threshold=auto,floor=auto",
     "chisel:sizes=auto",
@@ -67,7 +67,7 @@ TITLE_STEPS = [
     "mutual_filter:max_rank=5",
     "connected_components:threshold=.3",
     "pair_classifier:max_iter=100",
-]
+)
 TITLES = ("words", "chars", "chars,expand=2")
 COLUMNS = ("row_f1", "recall@1", "map@5")
 

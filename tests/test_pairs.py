@@ -355,3 +355,17 @@ def test_classifier_scores_hardly_any_listings(n: int) -> None:
     graph = classifier.score(dict.fromkeys(("image", "title"), find_neighbors(rows, k=12)))
     assert graph.counts.tolist() == [n] * n
     assert all(graph.row(i)[0][0] == i for i in range(n))
+
+
+def test_classifier_takes_a_signal_without_a_pair() -> None:
+    """As photos none of which can be read: its features are known nowhere."""
+    part = two_signals(20, 0)
+    n = len(part.labels)
+    own = np.arange(n)
+    empty = from_entries(own, own, np.ones(n), n_rows=n, n_columns=n)
+    first = next(iter(part.graphs))
+    blind = part._replace(graphs={first: part.graphs[first], "empty": empty})
+    classifier = fit_pair_classifier([blind], trees=FEW)
+    graph = classifier.score(blind.graphs, titles=blind.titles, phashes=blind.phashes)
+    assert np.isfinite(graph.similarities).all()
+    assert len(graph.indices) > n

@@ -169,6 +169,8 @@ def fit_on_pairs(
             f"Received: {int(y.sum())} true of {len(y)} pairs in {len(found)} parts."
         )
     X = np.concatenate([each.X for each in found])
+    # scikit-learn cannot bin a column of nothing but NaN (a signal without a pair); a constant is never used.
+    X[:, np.isnan(X).all(axis=0)] = 0
     weight = None if weights is None else np.concatenate(list(weights))
     options = asdict(trees or TreeOptions())
     model = HistGradientBoostingClassifier(early_stopping=False, random_state=seed, **options)
