@@ -1,7 +1,6 @@
 """The stage `match`: embeddings in, matches above an honest threshold out."""
 
 import ast
-import inspect
 import logging
 import re
 import time
@@ -20,10 +19,10 @@ from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.listings import Listings, column_or_none
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.pairs import PairClassifier
-from arcface_keras.postprocess import STEPS
 from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
+from arcface_keras.signals.apply import searches_again
 from arcface_keras.signals.fit import DECIDING, expected_score
 
 __all__ = [
@@ -168,13 +167,9 @@ def search_options(config: RunConfig, progress: bool = False) -> SearchOptions:
 def configured_steps(config: RunConfig) -> list[tuple[str, dict[str, Any]]]:
     """The steps of a configuration; those that search again do so with its engine, unless they name one."""
     return [
-        (name, {"engine": config.engine, **options} if _searches(name) else options)
+        (name, {"engine": config.engine, **options} if searches_again(name) else options)
         for name, options in parse_steps(config.steps)
     ]
-
-
-def _searches(name: str) -> bool:
-    return name in STEPS and "engine" in inspect.signature(STEPS[name]).parameters
 
 
 def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[HeldOut] = ()) -> Listings:

@@ -148,6 +148,13 @@ def test_title_matches_a_listing_whose_photo_could_not_be_read() -> None:
     listings = Listings(embeddings, ("kopi bubuk", "kopi bubuk", "teh"))
     matches = match_listings(listings, threshold=0.5, steps=["alpha_query_expansion", "titles"])
     assert matches.graph.to_lists("abc") == [["a", "b"], ["b", "a"], ["c"]]
+    for step in (
+        ("min2", {"threshold": 0.5, "floor": 0.4}),
+        "mutual_filter",
+        ("target_mean_size", {"mean": 1.5}),
+    ):
+        later = match_listings(listings, threshold=0.5, steps=["titles", step])
+        assert later.graph.to_lists("abc") == [["a", "b"], ["b", "a"], ["c"]]
     photos = match_listings(listings, threshold=-1.0, steps=["alpha_query_expansion"])
     assert photos.graph.to_lists("abc")[1] == ["b"]
 

@@ -1,14 +1,18 @@
 """apply_listing_steps: steps of embeddings and steps of listings, in one list."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from arcface_keras.embeddings import Embeddings
 from arcface_keras.listings import Listings
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.postprocess import STEPS
 from arcface_keras.postprocess.apply import Step, check_result, resolve_step
-from arcface_keras.postprocess.checks import blank_entries, check_listings
+from arcface_keras.postprocess.checks import check_listings
 
 
 def apply_listing_steps(graph: NeighborGraph, listings: Listings, steps: Sequence[Step]) -> NeighborGraph:
@@ -24,17 +28,38 @@ def apply_listing_steps(graph: NeighborGraph, listings: Listings, steps: Sequenc
             (the valid ones are listed), or graph and listings do not go together.
     """
     check_listings(graph, listings.embeddings)
-    of_listings, photos_alone = listing_steps(), True
+    of_listings = listing_steps()
     for name, step, options in [resolve_step(step, STEPS | of_listings) for step in steps]:
         if name in of_listings:
-            result, photos_alone = step(graph, listings, **options), False
+            result = step(graph, listings, **options)
         else:
-            result = step(graph, listings.embeddings, **options)
-            if photos_alone:
-                # Titles and hashes may match a listing whose photo could not be read; photos may not.
-                result = result.keep(~blank_entries(result, listings.embeddings))
+            blank = _without_a_say(graph, listings.embeddings)
+            shown = listings.embeddings if searches_again(name) else _present_but(blank, listings.embeddings)
+            result = step(graph, shown, **options)
+            result = result.keep(~(blank[result.row_numbers] | blank[result.indices]))
         graph = check_result(name, result, graph)
     return graph
+
+
+def searches_again(name: str) -> bool:
+    """Whether a step makes a new graph out of embeddings."""
+    return name in STEPS and "engine" in inspect.signature(STEPS[name]).parameters
+
+
+def _without_a_say(graph: NeighborGraph, embeddings: Embeddings) -> np.ndarray:
+    """(n,) zero rows that have no neighbour: a photo that could not be read, and nothing else known."""
+    others = graph.indices != graph.row_numbers
+    known = np.bincount(graph.row_numbers[others], minlength=graph.n_rows) > 0
+    blank: np.ndarray = ~known & ~embeddings.rows.any(axis=1)
+    return blank
+
+
+def _present_but(blank: np.ndarray, embeddings: Embeddings) -> Embeddings:
+    """Embeddings for steps that do not search; titles may know a listing whose own row is zero."""
+    zero = ~embeddings.rows.any(axis=1)
+    if not (zero & ~blank).any():
+        return embeddings
+    return Embeddings(embeddings.ids, np.where(blank, 0, 1).astype(np.float32)[:, None])
 
 
 def listing_steps() -> dict[str, Callable[..., Any]]:
