@@ -48,6 +48,10 @@ class RunFolder:
         return self.path / "history.csv"
 
     @property
+    def folds(self) -> Path:
+        return self.path / "folds.csv"
+
+    @property
     def held_out(self) -> Path:
         return self.path / "calibration" / "trained"
 
