@@ -48,7 +48,8 @@ def catalogue_facts(
         `csv` and `csv_blake2b` (path, and digest of the bytes), `images`, `image_files` and `image_bytes`
         (folder, number and total size of the files that the CSV names and that are there), and
         `image_sizes_blake2b`: the digest of the sorted lines "name<TAB>size in bytes" of all named files,
-        size -1 where one is missing. A CSV that has gone meanwhile has digest None. A photo changed to one of the same size does not show.
+        size -1 where one is missing. A photo changed to one of the same
+        size does not show. A CSV that has gone meanwhile has the digest None.
     """
     table = read_table(Path(csv))
     at = table.header.index("image") if "image" in table.header else None
