@@ -110,7 +110,7 @@ def cached_features(
 def model_digest(model: Any) -> str:
     """Digest of the layers of a Keras model and of their weights, 32 hexadecimal digits.
 
-    The names of layers, which Keras counts up within a process, do not matter.
+    The names of layers and operations, which Keras counts up within a process, do not matter.
     """
     import keras
 
@@ -126,17 +126,15 @@ def model_digest(model: Any) -> str:
 
 def _layer_names(model: Any) -> Iterator[str]:
     yield model.name
-    for layer in getattr(model, "layers", ()):
-        yield from _layer_names(layer)
+    # A functional model counts its bare operations (a sum, a mean) up as well.
+    for part in getattr(model, "operations", getattr(model, "layers", ())):
+        yield from _layer_names(part)
 
 
 def _without_names(value: Any, names: dict[str, int]) -> Any:
     if isinstance(value, dict):
-        return {
-            _without_names(key, names): _without_names(part, names)
-            for key, part in value.items()
-            if key != "shared_object_id"
-        }
+        kept = {key: part for key, part in value.items() if key != "shared_object_id"}
+        return {key: _without_names(part, names) for key, part in kept.items()}
     if isinstance(value, (list, tuple)):
         return [_without_names(part, names) for part in value]
     return f"layer {names[value]}" if isinstance(value, str) and value in names else value

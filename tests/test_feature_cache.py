@@ -172,6 +172,17 @@ def test_cache_computes_again_what_depends_on_a_change(
     np.testing.assert_array_equal(rows, frozen_features(extractor, listed, size, **plain))
 
 
+def test_cache_of_drawn_views_tells_equal_photos_in_different_places(  # type: ignore[no-untyped-def]
+    model, paths, computed, tmp_path
+) -> None:
+    twice = paths[:8] * 2
+    expected = frozen_features(model, twice, 8, views=3, batch_size=4, seed=5)
+    assert np.abs(expected[2, :8] - expected[2, 8:]).max() > 1.0
+    for _ in range(2):
+        np.testing.assert_array_equal(cached_features(model, twice, 8, **options(tmp_path)), expected)
+    assert computed == [16]
+
+
 def test_cache_of_undrawn_views_serves_every_seed(model, paths, computed, tmp_path) -> None:  # type: ignore[no-untyped-def]
     one = cached_features(model, paths, 8, **options(tmp_path, views=2, seed=1))
     two = cached_features(model, paths, 8, **options(tmp_path, views=2, seed=2))
@@ -249,7 +260,7 @@ def test_cache_removes_what_killed_processes_left_a_day_ago(model, paths, comput
 def test_model_digest_ignores_counted_names_and_sees_weights_and_precision() -> None:
     def extractor(seed: int) -> keras.Model:
         keras.utils.set_random_seed(seed)
-        return split_embedder(build_embedder("efficientnet_lite0", 32, weights="none"))[0]
+        return split_embedder(build_embedder("efficientnet_b0", 32, pooling="gem", weights="none"))[0]
 
     first, again, other = extractor(0), extractor(0), extractor(1)
     assert model_digest(first) == model_digest(again)

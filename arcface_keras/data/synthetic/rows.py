@@ -51,7 +51,7 @@ def synthetic_listings(n: int, dim: int = 512, seed: int = 0) -> SyntheticListin
     )
     hashes = fabricated_hashes(catalogue.looks, catalogue.labels, catalogue.products, seed)
     return SyntheticListings(
-        Embeddings([str(name) for name in catalogue.posting_ids], rows),  # type: ignore[arg-type]
+        Embeddings(tuple(str(name) for name in catalogue.posting_ids), rows),
         catalogue.labels,
         [decode_title(title) for title in catalogue.titles],
         [hashes[look] for look in catalogue.looks],
