@@ -295,6 +295,7 @@ def go_on(process: "subprocess.Popen[str]") -> None:
     process.stdin.flush()
 
 
+@pytest.mark.slow
 def test_cache_is_usable_after_a_kill_and_shared_by_two_processes(model, paths, computed, tmp_path) -> None:  # type: ignore[no-untyped-def]
     processes = [child(tmp_path, mode) for mode in ("hang", "one", "two")]
     try:
