@@ -49,6 +49,9 @@ class RunConfig:
     views: int = option(
         10, "views of each photo whose frozen features are cached: itself, flipped, augmented"
     )
+    cache: str | None = option(
+        None, "folder that keeps frozen features for later runs; nothing there is ever deleted"
+    )
     top_epochs: int = option(60, "passes over the cached features that train neck and head")
     top_learning_rate: float = option(1e-3, "learning rate of neck and head on cached features")
     top_batch_size: int = option(128, "rows of cached features in a step")
@@ -66,6 +69,9 @@ class RunConfig:
         "auto",
         "folds: one more training for each part; holdout: the first part is never trained on; "
         "auto: holdout when the whole network is trained, else folds",
+    )
+    folds_csv: str | None = option(
+        None, "posting_id,fold: read where it exists, else written, so that several runs share their folds"
     )
     seed: int = option(0, "of weights, orders, augmentation and folds")
 

@@ -1,7 +1,8 @@
 """Photos through a frozen network once: pooled features of several views, kept for training the top."""
 
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from arcface_keras.data.images import image_dataset
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["affordable_views", "embed_photos", "frozen_features"]
+__all__ = ["affordable_views", "embed_photos", "feature_batches", "frozen_features"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,32 @@ def frozen_features(
     Returns:
         float32 (views, n, D), rows in the order of `paths`.
     """
+    if not len(paths):
+        return np.zeros((views, 0, extractor.output_shape[-1]), np.float32)
+    options: dict[str, Any] = {"views": views, "batch_size": batch_size, "seed": seed}
+    batches = feature_batches(extractor, paths, image_size, **options, workers=workers, progress=progress)
+    return np.concatenate(list(batches), axis=1)
+
+
+def feature_batches(
+    extractor: Any,
+    paths: Sequence[Any] | np.ndarray,
+    image_size: int,
+    *,
+    views: int,
+    batch_size: int,
+    seed: int,
+    workers: int | None,
+    progress: bool,
+    numbers: Sequence[int] | None = None,
+) -> Iterator[np.ndarray]:
+    """The features of `frozen_features`, batch after batch, each float32 (views, B, D).
+
+    Args:
+        numbers: what to call each batch, since the number of a batch decides its views; 0, 1, 2, ... if not
+            given. With it some of the batches of a longer list of photos can be had.
+        extractor, paths, image_size, views, batch_size, seed, workers, progress: as for `frozen_features`.
+    """
     import tensorflow as tf
 
     def all_views(images: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
@@ -64,9 +91,9 @@ def frozen_features(
             seen.append(augment_batch(photos, draw))
         return tf.stack([tf.cast(extractor(view, training=False), tf.float32) for view in seen])
 
-    if not len(paths):
-        return np.zeros((views, 0, extractor.output_shape[-1]), np.float32)
-    return _run_batches(all_views, paths, image_size, batch_size, workers, "features", progress, axis=1)
+    return _run_batches(
+        all_views, paths, image_size, batch_size, workers, "features", progress, numbers=numbers
+    )
 
 
 def embed_photos(
@@ -113,7 +140,8 @@ def embed_photos(
     # Some convolution kernels of TensorFlow refuse an empty batch, so the network never sees one.
     if not len(paths):
         return [np.zeros((0, width), np.float32) for width in widths]
-    joined = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress, unreadable=unreadable)
+    parts = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress, unreadable=unreadable)
+    joined = np.concatenate(list(parts))
     joined[list(unreadable or ())] = 0.0
     return np.split(joined, np.cumsum(widths)[:-1], axis=1)
 
@@ -126,10 +154,10 @@ def _run_batches(
     workers: int | None,
     desc: str,
     progress: bool,
-    axis: int = 0,
     unreadable: dict[int, str] | None = None,
-) -> np.ndarray:
-    """Compile `function(images, batch number)` once, run it over the photos in order, join along `axis`."""
+    numbers: Sequence[int] | None = None,
+) -> Iterator[np.ndarray]:
+    """Compile `function(images, batch number)` once and run it over the photos in order."""
     import tensorflow as tf
 
     signature = [
@@ -138,9 +166,7 @@ def _run_batches(
     ]
     compiled = tf.function(function, input_signature=signature)
     dataset = image_dataset(paths, image_size, batch_size, workers=workers, unreadable=unreadable)
-    parts = []
     with progress_bar(len(paths), desc, "images", progress) as bar:
-        for number, images in enumerate(dataset):
-            parts.append(compiled(images, tf.constant(number, tf.int32)).numpy())
+        for number, images in zip(itertools.count() if numbers is None else numbers, dataset, strict=False):
+            yield compiled(images, tf.constant(number, tf.int32)).numpy()
             bar.update(int(images.shape[0]))
-    return np.concatenate(parts, axis=axis)

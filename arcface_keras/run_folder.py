@@ -2,18 +2,16 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
+import datetime
 import os
-import platform
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from arcface_keras._files import read_json, write_json
-from arcface_keras._version import __version__
 from arcface_keras.config import RunConfig
+from arcface_keras.facts import data_facts, git_facts, machine_facts, peak_memory_mb, versions
 
 __all__ = ["RunFolder", "begin_stage", "merge_metrics", "record_stage", "required_path"]
 
@@ -23,7 +21,6 @@ _LATER = {
     "embed": ("match", "evaluate", "submit"),
     "match": ("evaluate", "submit"),
 }
-_PACKAGES = ("tensorflow", "keras", "numpy", "pandas", "scikit-learn", "pillow")
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,10 @@ class RunFolder:
     @property
     def history(self) -> Path:
         return self.path / "history.csv"
+
+    @property
+    def folds(self) -> Path:
+        return self.path / "folds.csv"
 
     @property
     def held_out(self) -> Path:
@@ -148,14 +149,25 @@ def required_path(config: RunConfig, name: str) -> str:
 def record_stage(
     run: RunFolder, config: RunConfig, stage: str, facts: dict[str, Any], seconds: float
 ) -> None:
-    """Enter a finished stage into `run.json`, beside the configuration and the versions that ran it.
+    """Enter a finished stage into `run.json`, beside all that says what it was made of.
 
+    The entries: `config`, `seed`, `versions`, `machine`, `git` (commit of the current folder's working
+    tree, or null), `data` (digests of the catalogues, see `catalogue_facts`) and `stages`, each with its
+    facts, when it `finished` (UTC), its wall time in `seconds` and the `peak_memory_mb` of the process.
     Later stages that ran before are struck out: what they wrote belongs to another embedder or catalogue.
     """
     content = read_json(run.run_json) if run.run_json.exists() else {}
     content["config"] = dataclasses.asdict(config)
-    content["versions"] = _versions()
-    entry = facts | {"seconds": round(seconds, 2), "peak_memory_mb": _peak_memory_mb()}
+    content["seed"] = config.seed
+    content["versions"] = versions()
+    content["machine"] = machine_facts()
+    content["git"] = git_facts()
+    content["data"] = content.get("data", {}) | data_facts(config, stage)
+    entry = facts | {
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 2),
+        "peak_memory_mb": peak_memory_mb(),
+    }
     kept = {name: old for name, old in content.get("stages", {}).items() if name not in _LATER.get(stage, ())}
     content["stages"] = kept | {stage: entry}
     write_json(run.run_json, content)
@@ -172,23 +184,3 @@ def begin_stage(run: RunFolder, stage: str) -> None:
 def merge_metrics(run: RunFolder, facts: dict[str, Any]) -> None:
     """Enter facts into `metrics.json`, which the stage match begins."""
     write_json(run.metrics, read_json(run.metrics) | facts)
-
-
-def _versions() -> dict[str, str]:
-    versions = {"arcface_keras": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _peak_memory_mb() -> float | None:
-    """Largest resident memory of this process so far, where the system tells it."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -14,11 +14,13 @@ import numpy as np
 from arcface_keras._files import atomic_path
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
-from arcface_keras.data.folds import group_folds, linked_components
+from arcface_keras.data.folds import catalogue_links, linked_components
+from arcface_keras.data.folds_file import shared_folds, write_folds
 from arcface_keras.data.images import scan_images
 from arcface_keras.data.perceptual import with_hashes
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.features import affordable_views, embed_photos, frozen_features
+from arcface_keras.feature_cache import cached_features
+from arcface_keras.features import affordable_views, embed_photos
 from arcface_keras.fitting import HistoryRow, fit_top, fit_whole
 from arcface_keras.heads import HEADS
 from arcface_keras.heads.create import create_head
@@ -52,7 +54,8 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
 
     First the photos pass once through the frozen backbone, and neck and head learn on the cached features;
     then, if `epochs` is positive, the whole network learns on the photos. Writes `embedder.keras`,
-    `history.csv`, `calibration/` and `run.json`. Photos that cannot be read are named in the log, left out.
+    `history.csv`, `folds.csv`, `calibration/` and `run.json`. Photos that cannot be read are named in the
+    log and left out.
 
     Args:
         config: needs `train` and `images`.
@@ -86,6 +89,7 @@ def _train(config: RunConfig, run: RunFolder, progress: bool) -> None:
     finally:
         keras.config.set_dtype_policy(policy)
     begin_stage(run, "train")
+    write_folds(run.folds, catalogue.posting_ids, material.folds)
     save_embedder(embedder, run.embedder, _metadata(config, material, kept))
     _write_history(run.history, history)
     save_held_out(run.held_out, held_out)
@@ -135,8 +139,8 @@ def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, pro
     if not len(catalogue):
         raise ValueError(f"training needs photos that can be read. Received: none in {config.train}.")
     labels, classes = encode_labels(catalogue.label_groups)
-    links = (labels, catalogue.images, catalogue.phashes)
-    separate = int(linked_components(*links).max()) + 1
+    links = catalogue_links(catalogue, workers=config.workers, progress=progress)
+    separate = int(linked_components(*links.values()).max()) + 1
     if separate < _GROUPS:
         raise ValueError(
             f"training needs at least {_GROUPS} groups that share no image and no image_phash, "
@@ -151,10 +155,13 @@ def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, pro
         )
     if separate < 10:
         logger.warning("the threshold will rest on %d groups only: check it, or give --threshold", separate)
-    logger.info("train: %d listings of %d groups, %d folds", len(catalogue), len(classes), n_folds)
+    folds = shared_folds(
+        catalogue.posting_ids, links, n_folds=n_folds, seed=config.seed, file=config.folds_csv
+    )
+    logger.info("train: %d listings of %d groups, %d folds", len(catalogue), len(classes), folds.max() + 1)
     extractor = split_embedder(embedder)[0]
     views = config.views if config.augment == "light" else min(config.views, 2)
-    features = frozen_features(
+    features = cached_features(
         extractor,
         catalogue.paths,
         config.image_size,
@@ -162,9 +169,9 @@ def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, pro
         batch_size=config.batch_size,
         seed=config.seed,
         workers=config.workers,
+        cache=config.cache,
         progress=progress,
     )
-    folds = group_folds(catalogue.posting_ids, *links, n_folds=n_folds, seed=config.seed)
     return _Material(catalogue, labels, classes, folds, features)
 
 

@@ -32,12 +32,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TUNING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 """Some machines set these for every program, which chooses slower kernels than the processor has."""
 
-GROUP_SIZES = (
-    (2, 6979), (3, 1779), (4, 862), (5, 468), (6, 282), (7, 154), (8, 118), (9, 91), (10, 48), (11, 38),
-    (12, 39), (13, 28), *((size, 3.4) for size in range(14, 52)),
-)  # fmt: skip
-"""Label groups of the Shopee training set: (rows, groups); the 128 largest are spread over 14..51."""
-
 
 def shopee_like(n: int, d: int, seed: int = 0) -> Any:
     """(n, d) float32 unit rows: groups like Shopee's, in categories of hard negatives, 2 % exact duplicates.
@@ -46,25 +40,12 @@ def shopee_like(n: int, d: int, seed: int = 0) -> Any:
     """
     import numpy as np
 
+    sys.path.insert(0, str(ROOT))
+    from arcface_keras.data.synthetic.listings import draw_labels
+    from arcface_keras.data.synthetic.rows import clustered_rows
+
+    rows = clustered_rows(draw_labels(n, seed), d, seed)
     rng = np.random.default_rng(seed)
-    values, weights = np.array(GROUP_SIZES).T
-    sizes = rng.choice(values.astype(int), size=n, p=weights / weights.sum())
-    labels = rng.permutation(np.repeat(np.arange(n), sizes)[:n])
-    groups = int(labels.max()) + 1
-    spectrum = (1 + np.arange(d, dtype=np.float32)) ** np.float32(-0.35)
-    spectrum /= np.linalg.norm(spectrum)
-
-    def draw(rows: int) -> Any:
-        return rng.standard_normal((rows, d), dtype=np.float32) * spectrum
-
-    categories = draw(max(1, groups // 20))
-    centres = np.float32(0.58) * categories[rng.integers(0, len(categories), groups)]
-    centres += np.float32(0.55) * draw(groups)
-    rows = np.empty((n, d), dtype=np.float32)
-    for start in range(0, n, 8192):
-        part = centres[labels[start : start + 8192]]
-        part = part + np.float32(0.47) * draw(len(part))
-        rows[start : start + 8192] = part / np.linalg.norm(part, axis=1, keepdims=True)
     copies = rng.permutation(n)[: n // 100 * 2]
     rows[copies[1::2]] = rows[copies[::2]]
     rows[rng.permutation(n)[: min(60, n)]] = rows[0]

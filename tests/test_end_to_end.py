@@ -21,6 +21,7 @@ SMALL = ["--image-size", "64", "--views", "2", "--top-epochs", "8", "--folds", "
 ARTEFACTS = [
     "embedder.keras",
     "embeddings",
+    "folds.csv",
     "history.csv",
     "metrics.json",
     "neighbors.npz",
