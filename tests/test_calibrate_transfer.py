@@ -74,7 +74,7 @@ def catalogue() -> RankedPart:
 def test_calibration_on_a_tenth_of_the_groups_finds_the_optimum_of_all(catalogue: RankedPart) -> None:
     shown = curve_of(catalogue)
     losses, naive, promises = [], [], []
-    for seed in range(6):
+    for seed in range(4):
         part = pick_groups(catalogue, 60, seed)
         calibration = calibrate_threshold([part], len(catalogue.labels))
         unaware = calibrate_threshold([part], len(part.labels))
@@ -94,7 +94,7 @@ def test_transfer_of_a_tenth_of_the_groups_leads_to_the_optimum_of_all(catalogue
     ]
     transfers = [calibration.transfer for calibration in found if calibration.transfer is not None]
     assert len(transfers) == 6
-    assert np.mean([transfer.threshold for transfer in transfers]) == pytest.approx(best, abs=0.03)
+    assert np.mean([transfer.threshold for transfer in transfers]) == pytest.approx(best, abs=0.02)
     assert sum(low <= best <= high for low, high in (transfer.interval for transfer in transfers)) >= 5
     largest = [transfer.points[-1][1] for transfer in transfers]
     assert max(largest) < best - 0.05
@@ -141,16 +141,20 @@ def test_intervals_cover_what_a_larger_catalogue_shows(catalogue: RankedPart) ->
     assert np.mean([np.subtract(*c.expected_f1_interval[::-1]) for c in found]) < 0.2
 
 
-def test_intervals_are_wider_with_fewer_groups(catalogue: RankedPart) -> None:
-    def widths(number: int) -> np.ndarray:
+def test_intervals_are_wider_with_fewer_groups_and_lie_around_the_estimate(catalogue: RankedPart) -> None:
+    def measure(number: int) -> tuple[np.ndarray, float]:
+        """Mean widths of both intervals, and how far the score is off the middle, in widths."""
         found = [calibrate_threshold([pick_groups(catalogue, number, seed)], 5000) for seed in range(3)]
-        return np.mean(
-            [np.ptp([c.threshold_interval, c.expected_f1_interval], axis=1) for c in found], axis=0
-        )
+        widths = [np.ptp([c.threshold_interval, c.expected_f1_interval], axis=1) for c in found]
+        off = [
+            (np.mean(c.expected_f1_interval) - c.expected_f1) / np.ptp(c.expected_f1_interval) for c in found
+        ]
+        return np.mean(widths, axis=0), float(np.mean(off))
 
-    few, many = widths(20), widths(320)
-    assert (few > 2 * many).all()
-    assert (many > 0).all()
+    (few, _), (many, off) = measure(20), measure(320)
+    assert (few > 1.6 * many).all()
+    assert (many > 0.01).all()
+    assert abs(off) < 0.1
 
 
 def test_calibration_is_deterministic_and_serialisable(catalogue: RankedPart) -> None:
@@ -291,7 +295,7 @@ def test_mean_group_size_is_what_target_mean_size_asks_for() -> None:
 
 
 def test_calibration_in_little_memory_finds_the_same_threshold() -> None:
-    part = ranked(800, seed=6, k=30)
+    part = ranked(500, seed=6, k=30)
 
     def traced(memory_mb: int) -> tuple[Calibration, float]:
         tracemalloc.start()
