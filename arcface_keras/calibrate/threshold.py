@@ -57,7 +57,8 @@ def calibrate_threshold(parts: Sequence[RankedPart], n_rows: int, *, memory_mb: 
 
     The intervals come from 100 draws of whole groups, with the false matches, rates and growth of each draw
     (on fewer thresholds, straight in between). They say how far other held-out groups might have led
-    elsewhere, not how another network would.
+    elsewhere, not how another network would. With 60 groups or more they held the truth about nine times
+    in ten; with 20 groups and a catalogue 30 times as large only two times in three.
 
     How the threshold moves with the size is also measured on subsamples (`transfer`), as a cross-check; a
     warning is logged where the two disagree by more than both intervals.

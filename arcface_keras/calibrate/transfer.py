@@ -34,8 +34,12 @@ def measure_transfer(pairs: Pairs, grid: np.ndarray, n_rows: int, cells: int) ->
 
     The groups are dealt to 2^j heaps, and only listings of one heap are candidates of each other, so every
     listing counts at every size; smaller heaps are parts of the larger ones. Four deals are averaged. The
-    distance of the best threshold to 1 is taken to fall by the same factor with each doubling: it was
-    nearer than a straight line in log n, which overshoots.
+    distance of the best threshold to 1 is taken to fall by the same factor with each doubling: a straight
+    line in log n overshoots.
+
+    A cross-check and not the choice: from a tenth of the groups of a catalogue, the growth correction was on
+    average .01 to .09 from the best threshold of all (photos, titles, three kinds of synthetic clusters),
+    this .01 to .14, the straight line .05 to .20, and the threshold of the tenth itself .06 to .24.
 
     Returns:
         None where no part has eight groups, so that there is nothing to halve.
