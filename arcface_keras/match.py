@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from arcface_keras._files import read_json, write_json
-from arcface_keras.calibrate import Calibration, calibrate_threshold
+from arcface_keras.calibrate import Calibration, calibrate_threshold, expected_score
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
@@ -23,7 +23,7 @@ from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
 from arcface_keras.signals.apply import searches_again
-from arcface_keras.signals.fit import DECIDING, expected_score
+from arcface_keras.signals.fit import DECIDING
 
 __all__ = [
     "Matches",
@@ -131,7 +131,7 @@ def match_listings(
     graph = apply_listing_steps(ranking, listings, steps[places[0] :]) if places else ranking
     calibration, expected = None, None
     if threshold is None and not places and fitted is not None:
-        calibration = calibrate_threshold(fitted.parts, len(listings))
+        calibration = calibrate_threshold(fitted.parts, len(listings), memory_mb=search.memory_mb)
         threshold, expected = calibration.threshold, calibration.expected_f1
     elif fitted is not None and threshold is None:
         expected = expected_score(fitted.parts, len(listings))

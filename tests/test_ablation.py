@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from arcface_keras.ablation import ablate, waterfall
-from arcface_keras.calibrate import calibrate_threshold
+from arcface_keras.calibrate import calibrate_threshold, expected_score
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import evaluate_matches, format_table
 from arcface_keras.held_out import HeldOut
@@ -17,7 +17,7 @@ from arcface_keras.match import match_embeddings
 from arcface_keras.neighbors import find_neighbors
 from arcface_keras.postprocess import apply_steps
 from arcface_keras.signals import SearchOptions, fit_steps
-from arcface_keras.signals.fit import decides, expected_score
+from arcface_keras.signals.fit import decides
 
 STEPS = [
     ("alpha_query_expansion", {"k": 3, "alpha": 1.0}),

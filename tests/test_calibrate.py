@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcface_keras.calibrate import RankedPart, calibrate_threshold, expected_row_f1
+from arcface_keras.calibrate import RankedPart, best_threshold, calibrate_threshold, expected_row_f1
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out, save_held_out
 from arcface_keras.metrics import row_f1
@@ -157,3 +157,16 @@ def test_held_out_survives_saving(tmp_path: Path) -> None:
 def test_held_out_labels_must_fit(labels: np.ndarray) -> None:
     with pytest.raises(ValueError, match="labels must be 6 integers, one for each row"):
         HeldOut(clusters(3, 2, 0.5, 0).embeddings, labels)
+
+
+def test_best_threshold_is_that_of_the_calibration() -> None:
+    parts = ranked([clusters(10, 4, 0.8, seed) for seed in range(3)])
+    calibration = calibrate_threshold(parts, 300)
+    assert best_threshold(parts, 300) == (calibration.threshold, calibration.expected_f1)
+
+
+def test_threshold_lets_nothing_match_where_nothing_is_known_of_matches() -> None:
+    """No candidate on any held-out row: any threshold is as good there, and a low one dangerous elsewhere."""
+    part = clusters(5, 2, 0.1, 0)
+    alone = RankedPart(find_neighbors(part.embeddings, k=1), part.labels)
+    assert best_threshold([alone], 1000)[0] == 1.0

@@ -4,6 +4,7 @@ from arcface_keras.calibrate.expected import expected_row_f1
 from arcface_keras.calibrate.parts import RankedPart, mean_group_size
 from arcface_keras.calibrate.threshold import (
     Calibration,
+    best_threshold,
     calibrate_threshold,
     expected_score,
     expected_score_interval,
@@ -14,6 +15,7 @@ __all__ = [
     "Calibration",
     "RankedPart",
     "Transfer",
+    "best_threshold",
     "calibrate_threshold",
     "expected_row_f1",
     "expected_score",

@@ -37,10 +37,13 @@ def thin(grid: np.ndarray, n_rows: int, cells: int) -> np.ndarray:
 
 
 def peak(grid: np.ndarray, curve: np.ndarray) -> Peak:
-    """Middle of the plateau of a curve, smoothed over five thresholds; the peak itself may be luck."""
+    """Middle of the plateau of a curve, smoothed over five thresholds; the peak itself may be luck.
+
+    Of a curve that is all plateau, because nothing matches whatever the threshold, the top.
+    """
     smooth = np.convolve(np.pad(curve, 2, mode="edge"), np.full(5, 0.2), mode="valid")
     low, high = stretch(smooth, PLATEAU)
-    middle = (low + high) // 2
+    middle = len(grid) - 1 if (low, high) == (0, len(grid) - 1) else (low + high) // 2
     return Peak(float(grid[middle]), float(curve[middle]), (float(grid[low]), float(grid[high])))
 
 

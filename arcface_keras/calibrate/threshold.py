@@ -8,9 +8,9 @@ import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras.calibrate.bootstrap import draw_curves, interval
-from arcface_keras.calibrate.curve import fine_grid, peak, trace
+from arcface_keras.calibrate.curve import Trace, fine_grid, peak, trace
 from arcface_keras.calibrate.expected import check_parts, mean_curve
-from arcface_keras.calibrate.parts import RankedPart
+from arcface_keras.calibrate.parts import Pairs, RankedPart
 from arcface_keras.calibrate.transfer import Transfer, measure_transfer
 
 logger = logging.getLogger(__name__)
@@ -73,13 +73,8 @@ def calibrate_threshold(parts: Sequence[RankedPart], n_rows: int, *, memory_mb: 
     Raises:
         ValueError: no part has two groups, so there is no false match to weigh.
     """
-    pairs = check_parts(parts, n_rows)
-    cells = min(MOST_CELLS, check_count("memory_mb", memory_mb) * 2**20 // CELL_BYTES)
-    rows = len(pairs.row_groups)
-    grid = fine_grid(pairs.scores)
-    traced = trace(
-        lambda thresholds: mean_curve(pairs, thresholds, n_rows), grid, rows, int(pairs.scored.sum()), cells
-    )
+    pairs, cells = check_parts(parts, n_rows), _cells(memory_mb)
+    grid, traced = _curve(pairs, n_rows, cells)
     near, found = traced.near, peak(grid, traced.curve)
     fewer, draws = draw_curves([pairs], near, n_rows, np.interp(near, grid, traced.curve), cells)
     thresholds = np.array([peak(near, np.interp(near, fewer, draw)).threshold for draw in draws])
@@ -96,6 +91,25 @@ def calibrate_threshold(parts: Sequence[RankedPart], n_rows: int, *, memory_mb: 
     )
     _warn_of_disagreement(calibration)
     return calibration
+
+
+def best_threshold(parts: Sequence[RankedPart], n_rows: int, *, memory_mb: int = 1024) -> tuple[float, float]:
+    """Threshold and expected F1 of `calibrate_threshold`, without the intervals, which take most of its time."""
+    pairs = check_parts(parts, n_rows)
+    grid, traced = _curve(pairs, n_rows, _cells(memory_mb))
+    found = peak(grid, traced.curve)
+    return found.threshold, found.score
+
+
+def _cells(memory_mb: int) -> int:
+    return min(MOST_CELLS, check_count("memory_mb", memory_mb) * 2**20 // CELL_BYTES)
+
+
+def _curve(pairs: Pairs, n_rows: int, cells: int) -> tuple[np.ndarray, Trace]:
+    """Thresholds, and the expected F1 at each."""
+    grid = fine_grid(pairs.scores)
+    rows, scored = len(pairs.row_groups), int(pairs.scored.sum())
+    return grid, trace(lambda each: mean_curve(pairs, each, n_rows), grid, rows, scored, cells)
 
 
 def _warn_of_disagreement(calibration: Calibration) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arcface_keras.calibrate import RankedPart, calibrate_threshold, expected_row_f1
+from arcface_keras.calibrate import RankedPart, best_threshold, expected_score, mean_group_size
 from arcface_keras.held_out import HeldOut
 from arcface_keras.listings import Listings
 from arcface_keras.postprocess import STEPS, group_sizes
@@ -114,20 +114,6 @@ def fit_steps(
     return FittedSteps(chosen, parts, tried)
 
 
-def expected_score(parts: Sequence[RankedPart], n_rows: int) -> float:
-    """Mean row F1 to be expected among `n_rows` listings, every pair of the graphs being a match."""
-    rows = [
-        expected_row_f1(
-            part.graph,
-            part.labels,
-            np.array([-np.inf]),
-            max(1.0, (n_rows - 1) / max(part.graph.n_rows - 1, 1)),
-        )
-        for part in parts
-    ]
-    return float(np.concatenate(rows).mean()) if rows else float("nan")
-
-
 def middle_of_best(places: np.ndarray, scores: np.ndarray) -> int:
     """Of the combinations within TOLERANCE of the best, the one nearest to the middle of them all.
 
@@ -141,7 +127,7 @@ def middle_of_best(places: np.ndarray, scores: np.ndarray) -> int:
 
 
 def _expected(parts: Sequence[RankedPart], n_rows: int, cut: bool) -> float:
-    return expected_score(parts, n_rows) if cut else calibrate_threshold(parts, n_rows).expected_f1
+    return expected_score(parts, n_rows) if cut else best_threshold(parts, n_rows)[1]
 
 
 def _after(
@@ -197,12 +183,12 @@ def _grid_places(name: str, options: dict[str, Any], combinations: Sequence[dict
 
 
 def _threshold_around(parts: Any, listings: Any, options: Any, n_rows: int) -> list[float]:
-    middle = calibrate_threshold(parts, n_rows).threshold
+    middle, _ = best_threshold(parts, n_rows)
     return [round(float(np.clip(middle + shift, -1, 1)), 4) for shift in _AROUND]
 
 
 def _floor_below(parts: Any, listings: Any, options: Any, n_rows: int) -> list[float]:
-    middle = calibrate_threshold(parts, n_rows).threshold
+    middle, _ = best_threshold(parts, n_rows)
     return [round(float(np.clip(middle - shift, -1, 1)), 4) for shift in _BELOW]
 
 
@@ -214,15 +200,13 @@ def _offset_around(parts: Any, listings: Any, options: dict[str, Any], n_rows: i
         RankedPart(title_neighbors(own, **search), part.labels)
         for own, part in zip(listings, parts, strict=True)
     ]
-    photos, words = calibrate_threshold(parts, n_rows), calibrate_threshold(alone, n_rows)
-    middle = photos.threshold - words.threshold
+    middle = best_threshold(parts, n_rows)[0] - best_threshold(alone, n_rows)[0]
     # At -1 titles have no say: no cosine of theirs comes above 0.
     return [-1.0, *(round(middle + shift, 4) for shift in _AROUND)]
 
 
 def _mean_size(parts: Sequence[RankedPart], listings: Any, options: Any, n_rows: int) -> list[float]:
-    groups = sum(len(np.unique(part.labels)) for part in parts)
-    return [sum(len(part.labels) for part in parts) / max(groups, 1)]
+    return [mean_group_size(*(part.labels for part in parts))]
 
 
 def _sizes(parts: Sequence[RankedPart], listings: Any, options: Any, n_rows: int) -> list[dict[int, float]]:
