@@ -94,7 +94,7 @@ def calibrate_threshold(parts: Sequence[RankedPart], n_rows: int, *, memory_mb: 
 
 
 def best_threshold(parts: Sequence[RankedPart], n_rows: int, *, memory_mb: int = 1024) -> tuple[float, float]:
-    """Threshold and expected F1 of `calibrate_threshold`, without the intervals, which take most of its time."""
+    """Threshold and expected F1 of `calibrate_threshold`, without the intervals: most of its time."""
     pairs = check_parts(parts, n_rows)
     grid, traced = _curve(pairs, n_rows, _cells(memory_mb))
     found = peak(grid, traced.curve)
