@@ -14,13 +14,16 @@ from arcface_keras.config import RunConfig, choices_of, type_of
 
 __all__ = ["main"]
 
-_DATA = ("train", "images", "test", "test_images", "missing_images")
+_DATA = ("train", "images", "test", "test_images", "missing_images", "gallery", "gallery_images")
 _MATCHING = ("k", "engine", "target_recall", "steps", "threshold", "memory_mb")
 _LISTINGS = ("test", "images", "test_images", "missing_images")
 _EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "compute_phash", "workers")
-_WITH_KERAS = ("demo", "run", "train", "embed")
+_RANKING = ("format", "gallery", "gallery_images")
+_SEARCH = ("k", "engine", "target_recall", "memory_mb")
+_WITH_KERAS = ("demo", "run", "train", "embed", "export")
 _ALL = tuple(spec.name for spec in dataclasses.fields(RunConfig))
 _NOT_TRAINING = {"k", "engine", "target_recall", "steps", "ablate", "test", "test_images", "missing_images"}
+_NOT_TRAINING |= {*_RANKING, "new_share"}
 _TRAINING = tuple(name for name in _ALL if name not in _NOT_TRAINING)
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -30,13 +33,20 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "run": ("all stages: train, embed, match, evaluate (with labels), submit", _ALL),
     "train": ("train an embedder on labelled listings", _TRAINING),
-    "embed": ("embed the listings to match with the run's embedder", ("out", *_EMBEDDING)),
+    "embed": ("embed the listings to match with the run's embedder", ("out", *_EMBEDDING, *_RANKING)),
     "match": ("match the embedded listings", ("out", *_MATCHING)),
     "evaluate": (
         "score the matches of labelled listings beside the floors",
         ("out", *_LISTINGS, "ablate", "memory_mb"),
     ),
-    "submit": ("write submission.csv", ("out",)),
+    "submit": (
+        "write submission.csv: the matches, or ranked lists by --format",
+        ("out", *_RANKING, "new_share", *_SEARCH),
+    ),
+    "export": (
+        "write the embedder as a TensorFlow SavedModel that takes uint8 photos of any size",
+        ("out", "flip_average"),
+    ),
 }
 
 
@@ -74,7 +84,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.command in _WITH_KERAS:
         load_tensorflow_quietly()
     stage: Callable[..., Any] = getattr(pipeline, options.command)
-    result = stage(config, progress=not options.quiet)
+    extra = {"to": options.to} if options.command == "export" else {}
+    result = stage(config, progress=not options.quiet, **extra)
+    if options.command == "export":
+        print(f"wrote {result}")
     if options.command in ("demo", "run", "evaluate") and result:
         print(pipeline.score_table(result))
         if config.ablate:
@@ -107,6 +120,10 @@ def _parser() -> argparse.ArgumentParser:
         for spec in dataclasses.fields(RunConfig):
             if spec.name in fields:
                 _add_option(command, spec, name)
+        if name == "export":
+            command.add_argument(
+                "--to", metavar="FOLDER", help="folder to write (default: saved_model in the run folder)"
+            )
         command.add_argument("--quiet", action="store_true", help="no progress bars, warnings only")
         command.add_argument("--traceback", action="store_true", help="show where an error arose")
     return parser

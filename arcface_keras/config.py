@@ -98,6 +98,21 @@ class RunConfig:
         False, "evaluate also measures what every step adds, alone and in order (ablation.png)"
     )
     memory_mb: int = option(1024, "memory for the neighbour search and for the cached features, each")
+    format: str = option(
+        "matches",
+        "what submit writes: matches (of the listings among themselves), topk (the k nearest of each, itself "
+        "left out), or a name from arcface_keras.ranking.RANKING_FORMATS: humpback, happywhale, hotel_id "
+        "(ranked identities of the gallery, scored by MAP@5) and landmark_retrieval (ranked listings)",
+    )
+    gallery: str | None = option(
+        None,
+        "CSV of the listings that the listings to match are looked up in, for ranked formats (default: the "
+        "training listings for identities, the listings to match themselves for topk and retrieval)",
+    )
+    gallery_images: str | None = option(None, "folder of the gallery's images (default: as for training)")
+    new_share: float = option(
+        0.2, "share of listings to match that are expected to show an identity the gallery does not hold"
+    )
     workers: int | None = option(None, "threads that decode photos (default: all processors)")
 
     def __post_init__(self) -> None:
@@ -169,6 +184,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("target_recall", 0.01, 1.0),
     ("threshold", -1.0, 1.0),
     ("memory_mb", 16, 1e7),
+    ("new_share", 0.0, 1.0),
     ("workers", 1, 4096),
     ("m", 0.0, math.pi / 2),
 )

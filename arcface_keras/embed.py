@@ -13,11 +13,12 @@ from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.perceptual import with_hashes
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.features import embed_photos
+from arcface_keras.gallery import Gallery
 from arcface_keras.models import load_model
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 from arcface_keras.train import log_unreadable, new_embedder
 
-__all__ = ["embed"]
+__all__ = ["embed", "embed_gallery"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,45 @@ def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
         "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
     }
     record_stage(run, config, "embed", facts, time.perf_counter() - started)
+
+
+def embed_gallery(
+    config: RunConfig, csv: str, images: str, *, labelled: bool, progress: bool = False
+) -> RunFolder:
+    """Embed the listings that others are looked up in, with the run's embedder; writes `gallery/`.
+
+    Args:
+        config: of the run.
+        csv, images: the gallery's catalogue and the folder of its photos.
+        labelled: whether it must carry labels.
+        progress: show bars when standard error is a terminal.
+
+    Raises:
+        ValueError: a bad catalogue (all problems at once), or no embedder in the run folder.
+    """
+    started = time.perf_counter()
+    run = RunFolder(Path(config.out))
+    with run.exclusive():
+        embedder = load_model(run.require(run.embedder, "train"))
+        begin_stage(run, "embed_gallery")
+        listings = read_catalogue(
+            csv, images, labelled=labelled or None, missing_images=config.missing_images
+        )
+        logger.info("embed: %d listings of the gallery", len(listings))
+        bad: dict[int, str] = {}
+        _embed(config, embedder, listings, bad, [run.gallery / "embeddings"], progress)
+        bad = dict(sorted(bad.items()))
+        log_unreadable("never found", listings, bad)
+        groups = listings.label_groups
+        labels = None if groups is None else tuple(str(group) for group in groups)
+        Gallery(Embeddings.load(run.gallery / "embeddings"), labels).save(run.gallery)
+        facts = {
+            "csv": str(listings.csv_path.resolve()),
+            "listings": len(listings),
+            "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
+        }
+        record_stage(run, config, "embed_gallery", facts, time.perf_counter() - started)
+    return run
 
 
 def _with_pooled_features(embedder: keras.Model) -> keras.Model:

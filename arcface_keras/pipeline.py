@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from arcface_keras.data.sample import sample_folder
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
 from arcface_keras.held_out import load_held_out
+from arcface_keras.lookup import gallery_source, look_up, ranking_format, ranking_score
 from arcface_keras.match import (
     Matches,
     configured_steps,
@@ -24,10 +26,22 @@ from arcface_keras.match import (
     search_options,
 )
 from arcface_keras.neighbors import NeighborGraph
+from arcface_keras.ranking import write_ranking
 from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
 from arcface_keras.submit import write_submission
 
-__all__ = ["demo", "demo_config", "embed", "evaluate", "match", "run", "score_table", "submit", "train"]
+__all__ = [
+    "demo",
+    "demo_config",
+    "embed",
+    "evaluate",
+    "export",
+    "match",
+    "run",
+    "score_table",
+    "submit",
+    "train",
+]
 
 Score = dict[str, Any]
 
@@ -40,10 +54,16 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
 
 
 def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
-    """Stage 2, see `arcface_keras.embed.embed`; Keras is imported when this is called."""
-    from arcface_keras.embed import embed as stage
+    """Stage 2, see `arcface_keras.embed.embed`; Keras is imported when this is called.
 
-    return stage(config, progress=progress)
+    For a ranked format the gallery is embedded as well.
+    """
+    from arcface_keras.embed import embed as stage
+    from arcface_keras.embed import embed_gallery
+
+    source = gallery_source(config)
+    run = stage(config, progress=progress)
+    return run if source is None else embed_gallery(config, **source._asdict(), progress=progress)
 
 
 def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
@@ -98,24 +118,67 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
         rows = ablate_listings(known, parts, labels, steps, search=search, seed=config.seed)
         merge_metrics(run, {"ablation": rows})
         draw_if_possible(rows, run.ablation)
-    merge_metrics(run, {"scores": scores})
+    facts: dict[str, Any] = {"scores": scores}
+    if ranking_format(config) is not None and listings.label_groups is not None:
+        facts["ranking"] = {"format": config.format} | ranking_score(
+            *look_up(config, run), listings.label_groups
+        )
+    merge_metrics(run, facts)
     record_stage(run, config, "evaluate", {}, time.perf_counter() - started)
     return scores
 
 
 def submit(config: RunConfig, *, progress: bool = False) -> Path:
-    """Stage 5: write `submission.csv` from the matches; returns its path.
+    """Stage 5: write `submission.csv` from the matches, or ranked lists by `format`; returns its path.
 
     Raises:
         ValueError: a stage before this one has not run.
     """
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
+    if ranking_format(config) is not None:
+        return _submit_ranking(config, run, started, progress)
     graph = NeighborGraph.load(run.require(run.neighbors, "match"))
     ids = Embeddings.load(run.require(run.embeddings, "embed")).ids
     write_submission(run.submission, ids, graph)
     record_stage(run, config, "submit", {}, time.perf_counter() - started)
     return run.submission
+
+
+def _submit_ranking(config: RunConfig, run: RunFolder, started: float, progress: bool) -> Path:
+    form, ranking = look_up(config, run, progress=progress)
+    ids = Embeddings.load(run.require(run.embeddings, "embed")).ids
+    write_ranking(run.submission, ids, ranking.lists, form, known=ranking.gallery_names)
+    facts = {
+        "format": config.format,
+        "empty_lists": sum(not names for names in ranking.lists),
+        "new_identity": None if ranking.new_identity is None else asdict(ranking.new_identity),
+    }
+    record_stage(run, config, "submit", facts, time.perf_counter() - started)
+    return run.submission
+
+
+def export(config: RunConfig, *, to: str | None = None, progress: bool = False) -> Path:
+    """Write the run's embedder as a SavedModel with uint8 signatures, see `models.export_saved_model`.
+
+    Args:
+        config: of the run; with `flip_average` the mirror image is averaged in, as `embed` does.
+        to: folder to write; `saved_model` in the run folder by default.
+        progress: unused; every stage takes it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: no embedder in the run folder, or the folder holds something other than a SavedModel.
+    """
+    from arcface_keras.models import export_saved_model, load_model
+
+    run = RunFolder(Path(config.out))
+    folder = run.saved_model if to is None else Path(to)
+    embedder = load_model(run.require(run.embedder, "train"))
+    export_saved_model(embedder, folder, flip_average=config.flip_average)
+    return folder
 
 
 def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
@@ -133,6 +196,7 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
 
 
 def _run(config: RunConfig, progress: bool) -> list[Score]:
+    gallery_source(config)  # an unknown format must not be found out after the training
     test_images = config.test_images or required_path(config, "images")
     listings = read_catalogue(
         required_path(config, "test"), test_images, missing_images=config.missing_images

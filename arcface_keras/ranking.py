@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,18 +33,20 @@ class RankingFormat:
         columns: header.
         k: most names a row.
         new_identity: name that stands for an identity nobody has seen, None where there is no such.
+        lists: what the names are: identities of the gallery, or its listings.
     """
 
     columns: tuple[str, str]
     k: int
     new_identity: str | None = None
+    lists: Literal["identities", "listings"] = "identities"
 
 
 RANKING_FORMATS: dict[str, RankingFormat] = {
     "humpback": RankingFormat(("Image", "Id"), 5, "new_whale"),
     "happywhale": RankingFormat(("image", "predictions"), 5, "new_individual"),
     "hotel_id": RankingFormat(("image", "hotel_id"), 5),
-    "landmark_retrieval": RankingFormat(("id", "images"), 100),
+    "landmark_retrieval": RankingFormat(("id", "images"), 100, lists="listings"),
 }
 """Conventions of the identification (MAP@5) and retrieval (mAP@100) competitions."""
 

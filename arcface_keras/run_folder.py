@@ -17,8 +17,8 @@ __all__ = ["RunFolder", "begin_stage", "merge_metrics", "record_stage", "require
 
 _HELD: set[str] = set()
 _LATER = {
-    "train": ("embed", "match", "evaluate", "submit"),
-    "embed": ("match", "evaluate", "submit"),
+    "train": ("embed", "embed_gallery", "match", "evaluate", "submit"),
+    "embed": ("embed_gallery", "match", "evaluate", "submit"),
     "match": ("evaluate", "submit"),
 }
 
@@ -73,6 +73,10 @@ class RunFolder:
         return self.path / "embeddings_untrained"
 
     @property
+    def gallery(self) -> Path:
+        return self.path / "gallery"
+
+    @property
     def neighbors(self) -> Path:
         return self.path / "neighbors.npz"
 
@@ -83,6 +87,10 @@ class RunFolder:
     @property
     def submission(self) -> Path:
         return self.path / "submission.csv"
+
+    @property
+    def saved_model(self) -> Path:
+        return self.path / "saved_model"
 
     def check_writable(self) -> None:
         """Say before any work that the folder cannot be made or written to."""

@@ -278,3 +278,37 @@ def test_stage_before_run_again_makes_later_work_stale(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold neighbors.npz, which the stage `match` writes"):
         run.require(run.neighbors, "match")
     assert list(json.loads(run.run_json.read_text())["stages"]) == ["train", "embed"]
+
+
+def test_ranked_submissions_and_export_of_a_trained_run(
+    command: Run, trained: Path, own_data: dict[str, Path], tmp_path: Path
+) -> None:
+    """Photos of two groups that were learnt and of one that was not, looked up among the training photos."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    images = tmp_path / "images"
+    shutil.copytree(own_data["images"], images)
+    shutil.copytree(own_data["test-images"], images, dirs_exist_ok=True)
+    train, test = lines(own_data["train"]), lines(own_data["test"])
+    queries = [train[1][:4], train[6][:4], test[1]]
+    (tmp_path / "queries.csv").write_text("\n".join(",".join(row) for row in [test[0], *queries]) + "\n")
+    out = ["--out", str(run), "--quiet"]
+    words = ["--test", str(tmp_path / "queries.csv"), "--test-images", str(images), "--format", "humpback"]
+    command("embed", *words, *out)
+    command("submit", *out)
+    header, *ranked = lines(run / "submission.csv")
+    assert header == ["Image", "Id"]
+    assert [row[0] for row in ranked] == [row[0] for row in queries]
+    groups = {row[4] for row in train[1:]}
+    for row in ranked:
+        assert len(row[1].split()) == 5
+        assert set(row[1].split()) <= groups | {"new_whale"}
+    assert [row[1].split()[0] for row in ranked[:2]] == [train[1][4], train[6][4]]
+    stages = json.loads((run / "run.json").read_text())["stages"]
+    assert stages["embed_gallery"]["listings"] == len(train) - 1
+    assert stages["submit"]["new_identity"]["n_gallery"] == len(train) - 1
+    command("submit", "--format", "topk", "--k", "2", *out)
+    assert [len(row[1].split()) for row in lines(run / "submission.csv")[1:]] == [2, 2, 2]
+    printed = command("export", "--to", str(tmp_path / "served"), *out).stdout
+    assert printed.strip() == f"wrote {tmp_path / 'served'}"
+    assert (tmp_path / "served" / "saved_model.pb").exists()

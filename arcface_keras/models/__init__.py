@@ -2,6 +2,7 @@
 
 from arcface_keras.models.artefact import load_model, read_metadata, save_embedder
 from arcface_keras.models.embedder import build_embedder, warn_if_unit_range
+from arcface_keras.models.served import export_saved_model
 from arcface_keras.models.split import block_names, split_backbone, split_embedder
 from arcface_keras.models.trainer import ArcFaceTrainer, build_trainer
 
@@ -10,6 +11,7 @@ __all__ = [
     "block_names",
     "build_embedder",
     "build_trainer",
+    "export_saved_model",
     "load_model",
     "read_metadata",
     "save_embedder",
