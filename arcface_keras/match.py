@@ -23,7 +23,7 @@ from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
 from arcface_keras.signals.apply import searches_again
-from arcface_keras.signals.fit import DECIDING
+from arcface_keras.signals.fit import DECIDING, rows_to_calibrate_for
 
 __all__ = [
     "Matches",
@@ -53,7 +53,8 @@ class Matches:
         threshold: the similarity from which on a pair matches; None where a step decides.
         calibration: what the threshold rests on; None where it was given, or a step decides.
         steps: names and options, those that were left open as they were chosen.
-        expected_f1: mean row F1 that held-out groups promise; None where none were asked.
+        expected_f1: mean row F1 that held-out groups promise; None where none were asked. Of a classifier's
+            probabilities it is an upper bound, as it takes no account of the size of the catalogue.
         decision: what decides, in words.
         recall: measured share of the true neighbours that the search found.
     """
@@ -129,12 +130,13 @@ def match_listings(
     candidates = search.neighbors(listings.embeddings)
     ranking = apply_listing_steps(candidates, listings, steps[: places[0]] if places else steps)
     graph = apply_listing_steps(ranking, listings, steps[places[0] :]) if places else ranking
+    n_rows = rows_to_calibrate_for(steps, len(listings))
     calibration, expected = None, None
     if threshold is None and not places and fitted is not None:
-        calibration = calibrate_threshold(fitted.parts, len(listings), memory_mb=search.memory_mb)
+        calibration = calibrate_threshold(fitted.parts, n_rows, memory_mb=search.memory_mb)
         threshold, expected = calibration.threshold, calibration.expected_f1
     elif fitted is not None and threshold is None:
-        expected = expected_score(fitted.parts, len(listings))
+        expected = expected_score(fitted.parts, n_rows)
     decision = _decision([split_step(step) for step in steps], places, calibration)
     if threshold is not None:
         if graph.threshold is not None and not places:
@@ -153,9 +155,10 @@ def _decision(
         return f"the step {name}{':' + shown if shown else ''} decides, because steps name it last"
     if calibration is None:
         return "the threshold that was given"
+    for_whom = "" if calibration.n_rows == 1 else f", for {calibration.n_rows} listings"
     return (
         f"a threshold chosen on {calibration.n_calibration} listings, of groups that the networks that "
-        f"embedded them never saw, for {calibration.n_rows} listings"
+        f"embedded them never saw{for_whom}"
     )
 
 
