@@ -1,5 +1,6 @@
 """Titles, hashes and the unit veto as steps, and what steps leave open chosen on held-out listings."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def shop(seed: int, groups: int = 24, photo_noise: float = 1.0) -> HeldOut:
     )
 
 
-def check_rows(graph: NeighborGraph, count: int) -> None:
+def check_rows(graph: Any, count: int) -> None:
     """Every row is there, its own first, the others by falling similarity and rising index."""
     assert graph.n_rows == graph.n_columns == count
     for row in range(count):
@@ -76,6 +77,30 @@ def test_listing_step_keeps_the_contract_of_steps(name: str) -> None:
         check_rows(result, count)
         np.testing.assert_array_equal(graph.indices, before[0])
         np.testing.assert_array_equal(graph.similarities, before[1])
+
+
+@pytest.mark.parametrize("fault", ["twice", "unsorted", "self last"])
+def test_check_of_rows_catches_a_broken_step(fault: str) -> None:
+    indptr, indices = np.array([0, 3, 6, 9]), np.array([0, 1, 2, 1, 0, 2, 2, 0, 1])
+    similarities = np.array([1, 0.5, 0.4] * 3, np.float32)
+    check_rows(SimpleNamespace(**fields(indptr, indices, similarities)), 3)
+    if fault == "twice":
+        indices[2] = 1
+    elif fault == "unsorted":
+        similarities[1] = 0.3
+    else:
+        indices[:3] = [1, 2, 0]
+    with pytest.raises(AssertionError, match=r"assert"):
+        check_rows(SimpleNamespace(**fields(indptr, indices, similarities)), 3)
+
+
+def fields(indptr: np.ndarray, indices: np.ndarray, similarities: np.ndarray) -> dict[str, Any]:
+    """What `check_rows` reads, unchecked: a `NeighborGraph` would refuse such faults itself."""
+
+    def row(i: int) -> tuple[np.ndarray, np.ndarray]:
+        return indices[indptr[i] : indptr[i + 1]], similarities[indptr[i] : indptr[i + 1]]
+
+    return {"n_rows": len(indptr) - 1, "n_columns": len(indptr) - 1, "row": row}
 
 
 @pytest.mark.parametrize("name", sorted(set(LISTING_STEPS) - {"pair_classifier"}))
