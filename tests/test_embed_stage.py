@@ -250,6 +250,36 @@ def test_photo_embedder_compiles_once_for_every_size_of_batch(config: RunConfig,
     assert embedder([])[0].shape == (0, 3)
 
 
+@pytest.mark.parametrize("frozen", ["frozen", "refused", "too large"])
+def test_photo_embedder_gives_what_the_model_gives(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, frozen: str
+) -> None:
+    from tensorflow.python.framework import convert_to_constants
+
+    from arcface_keras.inference import tensorflow_engine
+    from arcface_keras.models import build_embedder
+
+    calls = []
+    convert = convert_to_constants.convert_variables_to_constants_v2
+
+    def watched(concrete: Any) -> Any:
+        calls.append(concrete)
+        if frozen == "refused":
+            raise NotImplementedError("no such constant")
+        return convert(concrete)
+
+    monkeypatch.setattr(convert_to_constants, "convert_variables_to_constants_v2", watched)
+    if frozen == "too large":
+        monkeypatch.setattr(tensorflow_engine, "_LARGEST", 1000)
+    model = build_embedder("efficientnet_lite0", SIDE, embedding_size=16, batch_norm=True, weights="none")
+    paths = photos(config)
+    expected = model.predict(np.stack([load_image(path, SIDE) for path in paths]), verbose=0)
+    (rows,) = PhotoEmbedder(model, SIDE, flip_average=False, batch_size=4)(paths)
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=5e-6)
+    assert len(calls) == (frozen != "too large")
+    assert ("no such constant" in caplog.text) == (frozen == "refused")
+
+
 def test_photo_embedder_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="one of 'openvino', 'tensorflow'. Received: engine='x'"):
         PhotoEmbedder(Counting(), 8, engine="x")
