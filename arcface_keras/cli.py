@@ -17,13 +17,14 @@ __all__ = ["main"]
 _DATA = ("train", "images", "test", "test_images", "missing_images", "gallery", "gallery_images")
 _MATCHING = ("k", "engine", "target_recall", "steps", "threshold", "memory_mb")
 _LISTINGS = ("test", "images", "test_images", "missing_images")
-_EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "compute_phash", "workers")
+_EMBEDDING_ONLY = ("embed_engine", "embed_dtype", "shard_rows")
+_EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "compute_phash", "workers", *_EMBEDDING_ONLY)
 _RANKING = ("format", "gallery", "gallery_images")
 _SEARCH = ("k", "engine", "target_recall", "memory_mb")
 _WITH_KERAS = ("demo", "run", "train", "embed", "export")
 _ALL = tuple(spec.name for spec in dataclasses.fields(RunConfig))
 _NOT_TRAINING = {"k", "engine", "target_recall", "steps", "ablate", "test", "test_images", "missing_images"}
-_NOT_TRAINING |= {*_RANKING, "new_share"}
+_NOT_TRAINING |= {*_RANKING, *_EMBEDDING_ONLY, "new_share"}
 _TRAINING = tuple(name for name in _ALL if name not in _NOT_TRAINING)
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("arcface-keras: interrupted", file=sys.stderr)
         return 130
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, ImportError) as error:
         if options.traceback:
             raise
         print(f"arcface-keras: error: {error}", file=sys.stderr)

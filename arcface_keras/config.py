@@ -76,6 +76,15 @@ class RunConfig:
     seed: int = option(0, "of weights, orders, augmentation and folds")
 
     flip_average: bool = option(True, "embed each photo and its mirror image, and take the mean")
+    embed_engine: Literal["tensorflow", "openvino"] = option(
+        "tensorflow", "what runs the network in the embed stage; openvino is faster on processors (extra)"
+    )
+    embed_dtype: Literal["float32", "float16"] = option(
+        "float32", "numbers of the rows in embeddings/; float16 takes half the space"
+    )
+    shard_rows: int = option(
+        16_384, "rows in a file of embeddings/; a killed embed stage goes on after the last whole file"
+    )
     compute_phash: bool = option(
         False, "train and embed compute the image_phash of listings that have none, for the folds and steps"
     )
@@ -179,6 +188,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("learning_rate", 1e-9, 10.0),
     ("batch_size", 1, 1_000_000),
     ("folds", 2, 1000),
+    ("shard_rows", 1, 65_536),
     ("seed", 0, 2**31 - 1),
     ("k", 1, 10_000),
     ("target_recall", 0.01, 1.0),

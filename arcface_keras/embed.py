@@ -8,14 +8,17 @@ from pathlib import Path
 import keras
 
 from arcface_keras._files import write_json
+from arcface_keras._progress import progress_bar
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.perceptual import with_hashes
+from arcface_keras.embed_source import embed_source
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.features import embed_photos
-from arcface_keras.gallery import Gallery
+from arcface_keras.gallery import LABELS
+from arcface_keras.inference import PhotoEmbedder, output_widths
 from arcface_keras.models import load_model
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
+from arcface_keras.shards import ShardWriter
 from arcface_keras.train import log_unreadable, new_embedder
 
 __all__ = ["embed", "embed_gallery"]
@@ -26,8 +29,10 @@ logger = logging.getLogger(__name__)
 def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
     """Embed the listings to match with the run's embedder; writes `embeddings/`.
 
-    A listing whose photo cannot be read keeps its row, which is zero, and is named in the log and in
-    `run.json`. When the listings carry labels, the pretrained backbone embeds them as well
+    The rows are written in shards of `shard_rows`. A stage that was killed goes on at the first missing shard
+    and ends with the bytes it would have ended with; shards of another embedder, catalogue, photo or option
+    are never kept. A listing whose photo cannot be read keeps its row, which is zero, and is named in the
+    log and in `run.json`. When the listings carry labels, the pretrained backbone embeds them as well
     (`embeddings_untrained/`), as the floor that scores are compared with.
 
     Args:
@@ -39,6 +44,8 @@ def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
 
     Raises:
         ValueError: a bad catalogue (all problems at once), or no embedder in the run folder.
+        ImportError: `embed_engine` is "openvino" and it is not installed.
+        OSError: the disk is full or read-only; the message names the file, and finished shards stay.
     """
     run = RunFolder(Path(config.out))
     with run.exclusive():
@@ -58,17 +65,18 @@ def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
     if config.compute_phash:
         listings = with_hashes(listings, workers=config.workers, progress=progress)
     logger.info("embed: %d listings", len(listings))
-    bad: dict[int, str] = {}
+    both = [run.embeddings, run.embeddings_untrained]
     if listings.label_groups is None:
-        _embed(config, embedder, listings, bad, [run.embeddings], progress)
+        bad = _embed(config, embedder, listings, both[:1], progress)
         shutil.rmtree(run.embeddings_untrained, ignore_errors=True)
     elif config.epochs == 0:
-        both = _with_pooled_features(embedder)
-        _embed(config, both, listings, bad, [run.embeddings, run.embeddings_untrained], progress)
+        bad = _embed(config, _with_pooled_features(embedder), listings, both, progress)
     else:
-        _embed(config, embedder, listings, bad, [run.embeddings], progress)
+        bad = _embed(config, embedder, listings, both[:1], progress)
+        # Random weights (weights="none") must be the same ones when a killed stage goes on.
+        keras.utils.set_random_seed(config.seed)
         untrained = new_embedder(config.replace(embedding_size=0))
-        _embed(config, untrained, listings, bad, [run.embeddings_untrained], progress)
+        bad |= _embed(config, untrained, listings, both[1:], progress)
     write_json(run.listings, {"titles": listings.titles.tolist(), "phashes": listings.phashes.tolist()})
     bad = dict(sorted(bad.items()))
     log_unreadable("matched to itself only", listings, bad)
@@ -102,13 +110,12 @@ def embed_gallery(
             csv, images, labelled=labelled or None, missing_images=config.missing_images
         )
         logger.info("embed: %d listings of the gallery", len(listings))
-        bad: dict[int, str] = {}
-        _embed(config, embedder, listings, bad, [run.gallery / "embeddings"], progress)
-        bad = dict(sorted(bad.items()))
+        # The labels come last, as in `Gallery.save`: without them the gallery does not load.
+        (run.gallery / LABELS).unlink(missing_ok=True)
+        bad = dict(sorted(_embed(config, embedder, listings, [run.gallery / "embeddings"], progress).items()))
         log_unreadable("never found", listings, bad)
         groups = listings.label_groups
-        labels = None if groups is None else tuple(str(group) for group in groups)
-        Gallery(Embeddings.load(run.gallery / "embeddings"), labels).save(run.gallery)
+        write_json(run.gallery / LABELS, None if groups is None else [str(group) for group in groups])
         facts = {
             "csv": str(listings.csv_path.resolve()),
             "listings": len(listings),
@@ -124,23 +131,45 @@ def _with_pooled_features(embedder: keras.Model) -> keras.Model:
 
 
 def _embed(
-    config: RunConfig,
-    model: keras.Model,
-    listings: Catalogue,
-    unreadable: dict[int, str],
-    folders: list[Path],
-    progress: bool,
-) -> None:
-    """Embed the listings and save one folder for each output of the model."""
-    outputs = embed_photos(
+    config: RunConfig, model: keras.Model, listings: Catalogue, folders: list[Path], progress: bool
+) -> dict[int, str]:
+    """Embed the listings shard by shard, one folder for each output of the model; returns the unreadable."""
+    ids = [str(name) for name in listings.posting_ids]
+    batch_size = max(1, min(config.batch_size, config.shard_rows, len(ids)))
+    source = embed_source(config, model, listings, batch_size)
+    embedder = PhotoEmbedder(
         model,
-        listings.paths,
         model.input_shape[1],
         flip_average=config.flip_average,
-        batch_size=config.batch_size,
+        batch_size=batch_size,
         workers=config.workers,
-        unreadable=unreadable,
-        progress=progress,
+        engine=config.embed_engine,
     )
-    for folder, rows in zip(folders, outputs, strict=True):
-        Embeddings.normalized([str(name) for name in listings.posting_ids], rows).save(folder)
+    writers = [
+        ShardWriter(
+            folder,
+            rows=len(ids),
+            dim=dim,
+            dtype=config.embed_dtype,
+            source=source | {"output": number},
+            shard_rows=config.shard_rows,
+        )
+        for number, (folder, dim) in enumerate(zip(folders, output_widths(model), strict=True))
+    ]
+    missing = sorted({number for writer in writers for number in writer.missing})
+    parts = {number: writers[0].rows_of(number) for number in missing}
+    if len(missing) < writers[0].count:
+        there = writers[0].count - len(missing)
+        logger.info("embed: %d of %d shards are there already", there, writers[0].count)
+    total = sum(part.stop - part.start for part in parts.values())
+    with progress_bar(total, "embedding", "images", progress) as bar:
+        for number, part in parts.items():
+            bad: dict[int, str] = {}
+            outputs = embedder(listings.paths[part], unreadable=bad, bar=bar)
+            for writer, rows in zip(writers, outputs, strict=True):
+                if number in writer.missing:
+                    unit = Embeddings.normalized(ids[part], rows)
+                    writer.write(number, unit.rows, unreadable=bad)
+    for writer in writers:
+        writer.finish(ids)
+    return writers[0].unreadable

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from arcface_keras._files import atomic_path, open_npz, read_json, write_json
+from arcface_keras._files import atomic_path, open_npz
+from arcface_keras.shards import SHARD_ROWS, ShardWriter, open_shards
 
 UNIT_TOLERANCE = 1e-3
 """How far the norm of a row may be from 1; rows of exact zeros are allowed as well."""
-
-SHARD_ROWS = 65_536
-MANIFEST = "manifest.json"
-FORMAT = "arcface_keras.embeddings"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,7 +128,8 @@ class Embeddings:
         """Write a folder (`manifest.json`, `ids.json`, `emb-00000.npy`, ...), or one `.npz` by its name.
 
         Every file gets a temporary name and is then renamed; the manifest comes last, so a folder without
-        it is an unfinished one and does not load. Shards hold at most `SHARD_ROWS` rows.
+        it is an unfinished one and does not load. Shards hold at most `SHARD_ROWS` rows. See
+        `arcface_keras.shards` for the format.
         """
         path = Path(path)
         if path.suffix == ".npz":
@@ -139,22 +137,19 @@ class Embeddings:
             with atomic_path(path) as temporary:
                 np.savez(temporary, ids=ids, rows=self.rows)
             return
-        (path / MANIFEST).unlink(missing_ok=True)
-        for stale in path.glob("emb-[0-9][0-9][0-9][0-9][0-9].npy"):
-            stale.unlink()
-        shards = []
-        for number, start in enumerate(range(0, max(len(self), 1), SHARD_ROWS)):
-            block = self.rows[start : start + SHARD_ROWS]
-            shards.append({"file": f"emb-{number:05d}.npy", "rows": len(block)})
-            with atomic_path(path / f"emb-{number:05d}.npy") as temporary:
-                np.save(temporary, block, allow_pickle=False)
-        write_json(path / "ids.json", list(self.ids))
-        manifest = {"format": FORMAT, "version": 1, "rows": len(self), "dim": self.dim, "dtype": "float32"}
-        write_json(path / MANIFEST, {**manifest, "ids": "ids.json", "shards": shards})
+        writer = ShardWriter(path, rows=len(self), dim=self.dim, shard_rows=SHARD_ROWS)
+        for number in writer.missing:
+            writer.write(number, self.rows[writer.rows_of(number)])
+        writer.finish(self.ids)
 
     @classmethod
     def load(cls, path: str | Path) -> "Embeddings":
-        """Read what `save` wrote; a missing, incomplete or inconsistent artefact is named in the error."""
+        """Read what `save` or the stage `embed` wrote; rows of float16 are normalised again in float32.
+
+        Raises:
+            ValueError: a missing, incomplete or inconsistent artefact, or a shard that is missing, cut off or
+                does not have its checksum; the message names the file.
+        """
         path = Path(path)
         if path.suffix == ".npz":
             with open_npz(path) as file:
@@ -162,24 +157,11 @@ class Embeddings:
                 if missing:
                     raise ValueError(f"{path} must hold embeddings. Received: no {sorted(missing)} in it.")
                 return cls(json.loads(file["ids"].tobytes()), file["rows"])
-        if not (path / MANIFEST).is_file():
-            raise ValueError(
-                f"A folder of embeddings must hold {MANIFEST} (it is written last). Received: {path}."
-            )
-        manifest = read_json(path / MANIFEST)
-        if manifest.get("format") != FORMAT or manifest.get("version") != 1:
-            raise ValueError(
-                f"{path / MANIFEST} must have format {FORMAT!r}, version 1. Received: {manifest}."
-            )
-        ids = read_json(path / _plain_name(path, manifest["ids"]))
-        shards = [_load_shard(path, shard, manifest["dim"]) for shard in manifest["shards"]]
-        rows = shards[0] if len(shards) == 1 else np.concatenate(shards)
-        if not len(rows) == len(ids) == manifest["rows"]:
-            raise ValueError(
-                f"{path} must hold as many rows and ids as its manifest says. "
-                f"Received: manifest {manifest['rows']}, rows {len(rows)}, ids {len(ids)}."
-            )
-        return cls(ids, rows)
+        shards = open_shards(path, verify=True)
+        rows = np.empty((shards.rows, shards.dim), dtype=np.float32)
+        for start, shard in zip(shards.starts, shards, strict=True):
+            rows[start : start + len(shard)] = shard
+        return cls(tuple(shards.ids), rows if shards.dtype == rows.dtype else normalized_rows(rows))
 
 
 def check_ids(ids: Any) -> tuple[str, ...]:
@@ -246,19 +228,3 @@ def _first_difference(parts: list[Embeddings], number: int) -> str:
         return f"Received: part 0 with {len(first)} ids, part {number} with {len(other)}."
     where = next(i for i, (a, b) in enumerate(zip(first, other, strict=True)) if a != b)
     return f"Received: row {where} is {first[where]!r} in part 0 and {other[where]!r} in part {number}."
-
-
-def _plain_name(folder: Path, name: str) -> str:
-    if Path(name).name != name:
-        raise ValueError(f"A manifest may only name files of its own folder. Received: {name!r} in {folder}.")
-    return name
-
-
-def _load_shard(folder: Path, shard: dict[str, Any], dim: int) -> np.ndarray:
-    file = folder / _plain_name(folder, shard["file"])
-    if not file.is_file():
-        raise ValueError(f"Every shard of the manifest must be there. Received: {file} is missing.")
-    rows = np.load(file, allow_pickle=False)
-    if rows.shape != (shard["rows"], dim):
-        raise ValueError(f"{file} must have shape ({shard['rows']}, {dim}). Received: shape {rows.shape}.")
-    return rows

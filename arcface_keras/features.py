@@ -10,6 +10,7 @@ import numpy as np
 from arcface_keras._progress import progress_bar
 from arcface_keras.data.augment import augment_batch
 from arcface_keras.data.images import image_dataset
+from arcface_keras.inference import PhotoEmbedder
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -123,27 +124,15 @@ def embed_photos(
     Returns:
         For each output of the model float32 (n, D); the mean of two views is shorter than 1.
     """
-    import tensorflow as tf
-
-    def unit_rows(output: Any) -> list[tf.Tensor]:
-        parts = [tf.cast(part, tf.float32) for part in (output if isinstance(output, list) else [output])]
-        return [tf.math.divide_no_nan(part, tf.norm(part, axis=1, keepdims=True)) for part in parts]
-
-    def rows(images: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        photos = tf.cast(images, tf.float32)
-        seen = [photos, photos[:, :, ::-1]] if flip_average else [photos]
-        views = [tf.concat(unit_rows(model(view, training=False)), axis=1) for view in seen]
-        return tf.add_n(views) / len(views)
-
-    shapes = model.output_shape if isinstance(model.output_shape, list) else [model.output_shape]
-    widths = [shape[-1] for shape in shapes]
-    # Some convolution kernels of TensorFlow refuse an empty batch, so the network never sees one.
-    if not len(paths):
-        return [np.zeros((0, width), np.float32) for width in widths]
-    parts = _run_batches(rows, paths, image_size, batch_size, workers, desc, progress, unreadable=unreadable)
-    joined = np.concatenate(list(parts))
-    joined[list(unreadable or ())] = 0.0
-    return np.split(joined, np.cumsum(widths)[:-1], axis=1)
+    embedder = PhotoEmbedder(
+        model,
+        image_size,
+        flip_average=flip_average,
+        batch_size=max(1, min(batch_size, len(paths))),
+        workers=workers,
+    )
+    with progress_bar(len(paths), desc, "images", progress) as bar:
+        return embedder(paths, unreadable=unreadable, bar=bar)
 
 
 def _run_batches(
@@ -154,7 +143,6 @@ def _run_batches(
     workers: int | None,
     desc: str,
     progress: bool,
-    unreadable: dict[int, str] | None = None,
     numbers: Sequence[int] | None = None,
 ) -> Iterator[np.ndarray]:
     """Compile `function(images, batch number)` once and run it over the photos in order."""
@@ -165,7 +153,7 @@ def _run_batches(
         tf.TensorSpec((), tf.int32),
     ]
     compiled = tf.function(function, input_signature=signature)
-    dataset = image_dataset(paths, image_size, batch_size, workers=workers, unreadable=unreadable)
+    dataset = image_dataset(paths, image_size, batch_size, workers=workers)
     with progress_bar(len(paths), desc, "images", progress) as bar:
         for number, images in zip(itertools.count() if numbers is None else numbers, dataset, strict=False):
             yield compiled(images, tf.constant(number, tf.int32)).numpy()

@@ -8,9 +8,9 @@ import numpy as np
 from arcface_keras._files import read_json, write_json
 from arcface_keras.embeddings import Embeddings
 
-__all__ = ["Gallery"]
+__all__ = ["LABELS", "Gallery"]
 
-_LABELS = "labels.json"
+LABELS = "labels.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class Gallery:
     def save(self, folder: str | Path) -> None:
         """Write the embeddings and last `labels.json`, without which the folder does not load."""
         folder = Path(folder)
-        (folder / _LABELS).unlink(missing_ok=True)
+        (folder / LABELS).unlink(missing_ok=True)
         self.embeddings.save(folder / "embeddings")
-        write_json(folder / _LABELS, self.labels)
+        write_json(folder / LABELS, self.labels)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Gallery":
@@ -52,7 +52,7 @@ class Gallery:
             ValueError: a file is missing or broken; it is named.
         """
         folder = Path(folder)
-        if not (folder / _LABELS).exists():
-            raise ValueError(f"a gallery must be a folder with {_LABELS}. Received: {folder}.")
-        labels = read_json(folder / _LABELS)
+        if not (folder / LABELS).exists():
+            raise ValueError(f"a gallery must be a folder with {LABELS}. Received: {folder}.")
+        labels = read_json(folder / LABELS)
         return cls(Embeddings.load(folder / "embeddings"), None if labels is None else tuple(labels))

@@ -1,0 +1,59 @@
+"""What rows of embeddings are made from: only equal sources may share shards."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from arcface_keras._version import __version__
+from arcface_keras.config import RunConfig
+from arcface_keras.data.catalogue import Catalogue
+from arcface_keras.models.digest import model_digest
+
+__all__ = ["embed_source", "listings_digest"]
+
+
+def embed_source(
+    config: RunConfig, model: keras.Model, listings: Catalogue, batch_size: int
+) -> dict[str, Any]:
+    """Everything that decides the rows, to the last bit on one machine, as JSON values."""
+    packages = ["keras", "numpy", "pillow", "tensorflow"]
+    if config.embed_engine == "openvino":
+        packages.append("openvino")
+    return {
+        "model": model_digest(model),
+        "listings": listings_digest([str(name) for name in listings.posting_ids], listings.paths),
+        "image_size": int(model.input_shape[1]),
+        "flip_average": config.flip_average,
+        "batch_size": batch_size,
+        "engine": config.embed_engine,
+        "versions": {"arcface_keras": __version__} | {name: _version(name) for name in packages},
+    }
+
+
+def listings_digest(ids: Sequence[str], paths: Sequence[Any] | np.ndarray) -> str:
+    """Digest of ids, paths, file sizes and times of change, in this order of listings, 32 hexadecimal digits.
+
+    The photos themselves are not read, which would take as long as embedding small ones.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, path in zip(ids, paths, strict=True):
+        try:
+            facts = os.stat(path)
+            state = [facts.st_size, facts.st_mtime_ns]
+        except OSError:
+            state = []
+        digest.update(json.dumps([name, os.fspath(path), *state]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
