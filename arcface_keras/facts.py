@@ -29,19 +29,19 @@ def data_facts(config: RunConfig, stage: str) -> dict[str, Any]:
     for csv, images in _READS.get(stage, ()):
         name = getattr(config, csv)
         folder = getattr(config, images) or config.images
-        if name and folder:
+        if name and (folder or config.modality == "text"):
             found[csv] = catalogue_facts(name, folder, config.workers)
     return found
 
 
 def catalogue_facts(
-    csv: str | os.PathLike[str], images: str | os.PathLike[str], workers: int | None = None
+    csv: str | os.PathLike[str], images: str | os.PathLike[str] | None, workers: int | None = None
 ) -> dict[str, Any]:
     """What tells one catalogue from another, without reading the photos.
 
     Args:
         csv: file of the listings.
-        images: folder that its column `image` names files in.
+        images: folder that its column `image` names files in; None for a catalogue of titles alone.
         workers: threads that look the files up; None takes the processors of this process.
 
     Returns:
@@ -49,8 +49,12 @@ def catalogue_facts(
         (folder, number and total size of the files that the CSV names and that are there), and
         `image_sizes_blake2b`: the digest of the sorted lines "name<TAB>size in bytes" of all named files,
         size -1 where one is missing. A photo changed to one of the same
-        size does not show. A CSV that has gone meanwhile has the digest None.
+        size does not show. A CSV that has gone meanwhile has the digest None. Without a folder of images only
+        what is known of the CSV.
     """
+    facts = {"csv": os.path.abspath(csv), "csv_blake2b": _digest(csv)}
+    if images is None:
+        return facts
     table = read_table(Path(csv))
     at = table.header.index("image") if "image" in table.header else None
     names = [] if at is None else sorted({values[at] for _, values in table.rows})
@@ -58,9 +62,7 @@ def catalogue_facts(
         sizes = list(pool.map(_size, [Path(images) / name for name in names]))
     lines = "".join(f"{name}\t{size}\n" for name, size in zip(names, sizes, strict=True))
     there = [size for size in sizes if size >= 0]
-    return {
-        "csv": os.path.abspath(csv),
-        "csv_blake2b": _digest(csv),
+    return facts | {
         "images": os.path.abspath(images),
         "image_files": len(there),
         "image_bytes": sum(there),

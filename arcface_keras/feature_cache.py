@@ -22,7 +22,7 @@ from arcface_keras.data.contents import content_digests
 from arcface_keras.features import feature_batches, frozen_features
 from arcface_keras.models.digest import model_digest
 
-__all__ = ["cached_features", "model_digest"]
+__all__ = ["cached_features", "load_rows", "model_digest", "save_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def cached_features(
     missing = []
     for chunk in chunks:
         rows = result[:, chunk.start : chunk.stop]
-        loaded = _load(chunk.file, rows.shape)
+        loaded = load_rows(chunk.file, rows.shape)
         if loaded is None:
             missing.append(chunk)
         else:
@@ -175,12 +175,12 @@ def _fill(result: np.ndarray, chunks: list[_Chunk], batches: Iterator[np.ndarray
             result[:, at : at + batch.shape[1]] = batch
             at += batch.shape[1]
         if writable:
-            writable = _save(chunk.file, result[:, chunk.start : chunk.stop])
+            writable = save_rows(chunk.file, result[:, chunk.start : chunk.stop])
     for _ in batches:  # none is left; the bar of the batches closes at their end
         pass
 
 
-def _save(file: Path, rows: np.ndarray) -> bool:
+def save_rows(file: Path, rows: np.ndarray) -> bool:
     """Write one chunk with the digest of its bytes behind it; False where the disk refuses."""
     try:
         with atomic_path(file) as temporary:
@@ -194,7 +194,7 @@ def _save(file: Path, rows: np.ndarray) -> bool:
     return True
 
 
-def _load(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+def load_rows(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     """The rows of a chunk, or None where the file is missing or not whole, which is logged."""
     try:
         content = file.read_bytes()

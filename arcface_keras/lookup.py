@@ -33,10 +33,10 @@ _DEPTH = 200
 
 
 class GallerySource(NamedTuple):
-    """Where a run's gallery comes from."""
+    """Where a run's gallery comes from; no images where titles are looked up."""
 
     csv: str
-    images: str
+    images: str | None
     labelled: bool
 
 
@@ -79,6 +79,8 @@ def gallery_source(config: RunConfig) -> GallerySource | None:
     if form is None or not (labelled or config.gallery):
         return None
     csv = config.gallery or required_path(config, "train")
+    if config.modality == "text":
+        return GallerySource(csv, None, labelled)
     return GallerySource(csv, config.gallery_images or required_path(config, "images"), labelled)
 
 

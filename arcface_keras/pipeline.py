@@ -11,7 +11,7 @@ import numpy as np
 from arcface_keras._files import read_json
 from arcface_keras.ablation import ablate_listings, ablation_table, draw_if_possible
 from arcface_keras.config import RunConfig
-from arcface_keras.data.catalogue import encode_labels, read_catalogue
+from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
 from arcface_keras.data.sample import sample_folder
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
@@ -47,7 +47,14 @@ Score = dict[str, Any]
 
 
 def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
-    """Stage 1, see `arcface_keras.train.train`; Keras is imported when this is called."""
+    """Stage 1, see `arcface_keras.train.train`; Keras is imported when this is called.
+
+    With `modality="text"` it is `arcface_keras.text_training.train.train_titles`.
+    """
+    if config.modality == "text":
+        from arcface_keras.text_training.train import train_titles
+
+        return train_titles(config, progress=progress)
     from arcface_keras.train import train as stage
 
     return stage(config, progress=progress)
@@ -56,14 +63,24 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
 def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
     """Stage 2, see `arcface_keras.embed.embed`; Keras is imported when this is called.
 
-    For a ranked format the gallery is embedded as well.
+    For a ranked format the gallery is embedded as well. With `modality="text"` titles are embedded, see
+    `arcface_keras.text_training.embed`.
     """
+    source = gallery_source(config)
+    if config.modality == "text":
+        from arcface_keras.text_training.embed import embed_title_gallery, embed_titles_of
+
+        run = embed_titles_of(config, progress=progress)
+        if source is not None:
+            embed_title_gallery(config, source.csv, labelled=source.labelled, progress=progress)
+        return run
     from arcface_keras.embed import embed as stage
     from arcface_keras.embed import embed_gallery
 
-    source = gallery_source(config)
     run = stage(config, progress=progress)
-    return run if source is None else embed_gallery(config, **source._asdict(), progress=progress)
+    if source is None or source.images is None:
+        return run
+    return embed_gallery(config, source.csv, source.images, labelled=source.labelled, progress=progress)
 
 
 def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
@@ -85,12 +102,7 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
     """
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
-    listings = read_catalogue(
-        required_path(config, "test"),
-        config.test_images or required_path(config, "images"),
-        labelled=True,
-        missing_images=config.missing_images,
-    )
+    listings = _listings_to_match(config, labelled=True)
     run.require(run.neighbors, "match")
     labels, _ = encode_labels(listings.label_groups)
     scores: list[Score] = [
@@ -170,8 +182,11 @@ def export(config: RunConfig, *, to: str | None = None, progress: bool = False) 
         The folder.
 
     Raises:
-        ValueError: no embedder in the run folder, or the folder holds something other than a SavedModel.
+        ValueError: no embedder of photos in the run folder, or the folder holds something other than a
+            SavedModel.
     """
+    if config.modality != "image":
+        raise ValueError(f"export takes an embedder of photos. Received: modality={config.modality!r}.")
     from arcface_keras.models import export_saved_model, load_model
 
     run = RunFolder(Path(config.out))
@@ -197,10 +212,7 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
 
 def _run(config: RunConfig, progress: bool) -> list[Score]:
     gallery_source(config)  # an unknown format must not be found out after the training
-    test_images = config.test_images or required_path(config, "images")
-    listings = read_catalogue(
-        required_path(config, "test"), test_images, missing_images=config.missing_images
-    )
+    listings = _listings_to_match(config)
     train(config, progress=progress)
     embed(config, progress=progress)
     match(config, progress=progress)
@@ -229,6 +241,15 @@ def score_table(scores: Sequence[Score]) -> str:
 def ablation_text(config: RunConfig) -> str:
     """What `evaluate` with `ablate` measured last, as text."""
     return ablation_table(read_json(RunFolder(Path(config.out)).metrics)["ablation"])
+
+
+def _listings_to_match(config: RunConfig, labelled: bool | None = None) -> Catalogue:
+    images = None
+    if config.modality == "image":
+        images = config.test_images or required_path(config, "images")
+    return read_catalogue(
+        required_path(config, "test"), images, labelled=labelled, missing_images=config.missing_images
+    )
 
 
 def _score(name: str, matches: Matches, labels: np.ndarray) -> Score:

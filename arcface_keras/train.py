@@ -13,9 +13,8 @@ import numpy as np
 
 from arcface_keras._files import atomic_path
 from arcface_keras.config import RunConfig
-from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
-from arcface_keras.data.folds import catalogue_links, linked_components
-from arcface_keras.data.folds_file import shared_folds, write_folds
+from arcface_keras.data.catalogue import Catalogue, read_catalogue
+from arcface_keras.data.folds_file import write_folds
 from arcface_keras.data.images import scan_images
 from arcface_keras.data.perceptual import with_hashes
 from arcface_keras.embeddings import Embeddings
@@ -28,14 +27,13 @@ from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.listings import column_or_none
 from arcface_keras.models import build_embedder, save_embedder, split_embedder
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
+from arcface_keras.training_folds import training_folds
 
 __all__ = ["log_unreadable", "new_embedder", "train"]
 
 logger = logging.getLogger(__name__)
 
 _SHOWN = 20
-_GROUPS_IN_A_FOLD = 3
-_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,12 @@ def new_embedder(config: RunConfig) -> keras.Model:
     return build_embedder(
         config.backbone,
         config.image_size,
-        embedding_size=config.embedding_size or None,
+        embedding_size=config.embedding_length,
         pooling=config.pooling,
         batch_norm=True,
         dropout=config.dropout,
         weights=config.weights,
+        pixel_range=None if config.pixel_range == "auto" else config.pixel_range,
     )
 
 
@@ -138,26 +137,7 @@ def _readable_listings(config: RunConfig, progress: bool) -> tuple[Catalogue, di
 def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, progress: bool) -> _Material:
     if not len(catalogue):
         raise ValueError(f"training needs photos that can be read. Received: none in {config.train}.")
-    labels, classes = encode_labels(catalogue.label_groups)
-    links = catalogue_links(catalogue, workers=config.workers, progress=progress)
-    separate = int(linked_components(*links.values()).max()) + 1
-    if separate < _GROUPS:
-        raise ValueError(
-            f"training needs at least {_GROUPS} groups that share no image and no image_phash, "
-            "half of them at a time to choose the threshold on. "
-            f"Received: {len(classes)} groups, {separate} of them separate, in {config.train}."
-        )
-    # Held-out groups are compared with each other: a fold of one has no false match to show.
-    n_folds = max(2, min(config.folds, separate // _GROUPS_IN_A_FOLD))
-    if n_folds < config.folds:
-        logger.warning(
-            "%d folds instead of %d: there are %d separate groups", n_folds, config.folds, separate
-        )
-    if separate < 10:
-        logger.warning("the threshold will rest on %d groups only: check it, or give --threshold", separate)
-    folds = shared_folds(
-        catalogue.posting_ids, links, n_folds=n_folds, seed=config.seed, file=config.folds_csv
-    )
+    labels, classes, folds = training_folds(config, catalogue, progress=progress)
     logger.info("train: %d listings of %d groups, %d folds", len(catalogue), len(classes), folds.max() + 1)
     extractor = split_embedder(embedder)[0]
     views = config.views if config.augment == "light" else min(config.views, 2)

@@ -46,7 +46,8 @@ class Catalogue:
     Attributes:
         posting_ids: unique names of the listings.
         images: file names as the CSV has them.
-        paths: absolute `pathlib.Path` of each image, inside the image folder also when links are followed.
+        paths: absolute `pathlib.Path` of each image, inside the image folder also when links are followed;
+            None of each listing in a catalogue that was read without an image folder.
         phashes: perceptual hashes in lower-case hexadecimal digits; "" where there is none.
         titles: titles with byte escapes decoded; "" where there is none.
         label_groups: raw text of the groups, or None for a catalogue without labels.
@@ -84,7 +85,7 @@ class Catalogue:
 
 def read_catalogue(
     csv: str | os.PathLike[str],
-    images: str | os.PathLike[str],
+    images: str | os.PathLike[str] | None,
     *,
     labelled: bool | None = None,
     missing_images: Literal["error", "keep"] = "error",
@@ -98,7 +99,8 @@ def read_catalogue(
 
     Args:
         csv: UTF-8 file, see `arcface_keras.data.tables.read_table` for what it may look like.
-        images: folder that the `image` column names files in (sub-folders allowed).
+        images: folder that the `image` column names files in (sub-folders allowed); None reads no photos: the
+            column may be absent then, and is not checked.
         labelled: True demands `label_group` and at least one listing; False ignores the column; None reads it
             where the file has it.
         missing_images: "error", or "keep" to leave listings without an image file in place (inference).
@@ -118,7 +120,7 @@ def read_catalogue(
             f"missing_images must be one of {_MISSING_IMAGES}. Received: missing_images={missing_images!r}."
         )
     csv_path = Path(os.path.abspath(csv))
-    folder = Path(os.path.realpath(images))
+    folder = None if images is None else Path(os.path.realpath(images))
     table = read_table(csv_path)
     if labelled is None:
         labelled = LABEL in table.header
@@ -126,13 +128,19 @@ def read_catalogue(
         table.problems.append(
             Problem(0, "", "a labelled catalogue must have at least one listing. Received: 0")
         )
-    columns = _columns(table, (*COLUMNS, LABEL) if labelled else COLUMNS)
+    optional = OPTIONAL if folder is not None else ("image", *OPTIONAL)
+    columns = _columns(table, (*COLUMNS, LABEL) if labelled else COLUMNS, optional)
     row_numbers = [number for number, _ in table.rows]
     problems = [*table.problems, *_check_texts(columns, row_numbers)]
     lines = [problem.describe(csv_path) for problem in sorted(problems, key=lambda problem: problem.row)]
-    if not folder.is_dir():
+    if folder is None:
+        paths: Sequence[Path | None] = [None] * len(table.rows)
+        path_problems: list[Problem] = []
+    elif folder.is_dir():
+        named = columns.get("image", [])
+        paths, path_problems = _locate(named, row_numbers, folder, missing_images == "keep")
+    else:
         raise CatalogueError([*lines, f"{images}: the image folder does not exist"])
-    paths, path_problems = _locate(columns.get("image", []), row_numbers, folder, missing_images == "keep")
     if path_problems:
         problems = sorted([*problems, *path_problems], key=lambda problem: problem.row)
         lines = [problem.describe(csv_path) for problem in problems]
@@ -175,15 +183,15 @@ def encode_labels(label_groups: Sequence[str] | np.ndarray | None) -> tuple[np.n
     return np.array([numbers[group] for group in groups], dtype=np.int64), list(numbers)
 
 
-def _columns(table: Table, wanted: Sequence[str]) -> dict[str, list[str]]:
-    """Return the wanted columns that are there; the others become problems of the table."""
+def _columns(table: Table, wanted: Sequence[str], optional: Sequence[str]) -> dict[str, list[str]]:
+    """Return the wanted columns that are there; absent ones are empty if optional, else problems."""
     columns = {}
     for name in wanted if table.header else ():
         count = table.header.count(name)
         if count == 1:
             position = table.header.index(name)
             columns[name] = [values[position] for _, values in table.rows]
-        elif count == 0 and name in OPTIONAL:
+        elif count == 0 and name in optional:
             columns[name] = [""] * len(table.rows)
         elif count == 0:
             table.problems.append(

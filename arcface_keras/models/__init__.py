@@ -4,12 +4,14 @@ from arcface_keras.models.artefact import load_model, read_metadata, save_embedd
 from arcface_keras.models.embedder import build_embedder, warn_if_unit_range
 from arcface_keras.models.served import export_saved_model
 from arcface_keras.models.split import block_names, split_backbone, split_embedder
+from arcface_keras.models.title_embedder import build_title_embedder
 from arcface_keras.models.trainer import ArcFaceTrainer, build_trainer
 
 __all__ = [
     "ArcFaceTrainer",
     "block_names",
     "build_embedder",
+    "build_title_embedder",
     "build_trainer",
     "export_saved_model",
     "load_model",

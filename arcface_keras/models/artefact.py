@@ -13,6 +13,7 @@ import numpy as np
 
 from arcface_keras._files import atomic_path
 from arcface_keras._version import __version__
+from arcface_keras.backbones.foreign import register_classes_of
 
 METADATA_MEMBER = "arcface_keras.json"
 _FORMAT = 1
@@ -41,8 +42,15 @@ def probe_image(image_size: int) -> np.ndarray:
     return pixels[None].astype(np.float32)
 
 
+def takes_tokens(embedder: keras.Model) -> bool:
+    """Whether an embedder is one of `build_title_embedder`, from token ids (B, L) rather than images."""
+    return len(embedder.input_shape) == 2
+
+
 def _probe(embedder: keras.Model) -> list[float]:
-    rows = keras.ops.convert_to_numpy(embedder(probe_image(embedder.input_shape[1]), training=False))
+    # Every vocabulary has the marks for padding, unknown words and both ends, and at least one piece.
+    fixed = np.arange(1, 5)[None] if takes_tokens(embedder) else probe_image(embedder.input_shape[1])
+    rows = keras.ops.convert_to_numpy(embedder(fixed, training=False))
     return [float(f"{value:.8g}") for value in rows[0]]
 
 
@@ -56,11 +64,11 @@ def save_embedder(
     `arcface_keras.json` is ignored there.
 
     Args:
-        embedder: a model of `build_embedder`.
+        embedder: a model of `build_embedder` or `build_title_embedder`.
         path: ends in `.keras`; its folder must exist.
         metadata: what to keep with the model (label map, backbone, pooling, ...), as JSON values.
-            `image_size`, `embedding_size`, the versions and a probe (the embedding of a fixed picture) are
-            added.
+            `image_size` (of photos), `embedding_size`, the versions and a probe (the embedding of a fixed
+            picture, or of fixed tokens) are added.
 
     Raises:
         ValueError: if the name has another ending, if the metadata is no JSON, uses a key of the file's own
@@ -73,7 +81,9 @@ def save_embedder(
         raise ValueError(
             f"metadata must not use the keys {', '.join(_OWN_KEYS)}. Received: {', '.join(taken)}."
         )
-    facts = {"image_size": embedder.input_shape[1], "embedding_size": embedder.output_shape[-1]}
+    facts = {"embedding_size": embedder.output_shape[-1]}
+    if not takes_tokens(embedder):
+        facts["image_size"] = embedder.input_shape[1]
     for key, value in facts.items():
         if content.setdefault(key, value) != value:
             raise ValueError(
@@ -159,12 +169,14 @@ def load_model(path: str | os.PathLike[str]) -> keras.Model:
 
     Raises:
         FileNotFoundError: if there is no such file.
+        ImportError: if it was made from a keras_hub preset and keras_hub is not installed.
         ValueError: if it is no `.keras` file, if it cannot be loaded (both Keras versions are named where
             they differ), or if the embedder no longer gives the embedding it was saved with.
     """
     file = _check_suffix(path)
     saved_by = str((_read_member(file, "metadata.json") or {}).get("keras_version", "unknown"))
     _register_heads()
+    register_classes_of(file)
     try:
         model = keras.saving.load_model(file, safe_mode=True)
     except Exception as error:

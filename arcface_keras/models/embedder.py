@@ -64,7 +64,7 @@ def _check_options(pooling: Any, embedding_size: Any, dropout: Any, batch_norm: 
 
 
 def build_embedder(
-    backbone: str = "efficientnet_lite0",
+    backbone: str | keras.Model = "efficientnet_lite0",
     image_size: int = 224,
     *,
     embedding_size: int | None = None,
@@ -72,6 +72,7 @@ def build_embedder(
     batch_norm: bool = False,
     dropout: float = 0.0,
     weights: str | os.PathLike[str] | None = "imagenet",
+    pixel_range: str | None = None,
     name: str = "embedder",
 ) -> keras.Model:
     """Builds the model that turns an image into its embedding.
@@ -86,13 +87,15 @@ def build_embedder(
     `training=False`.
 
     Args:
-        backbone: a key of `arcface_keras.backbones.BACKBONES`.
+        backbone: a key of `arcface_keras.backbones.BACKBONES`, "hub:FOLDER", "keras:FILE.keras" or a Keras
+            model; see `arcface_keras.backbones.build_backbone`.
         image_size: side S of the images in pixels, at least 32.
         embedding_size: length of the embedding; None keeps the channels of the backbone.
         pooling: "avg", or "gem" for the generalised mean with p = 3.
         batch_norm: normalise the raw vector over the batch, as the ArcFace paper does.
         dropout: share of the pooled features dropped in training, 0 to below 1.
         weights: "imagenet", "none" or the path of a weights file of the backbone.
+        pixel_range: for a file, a folder or a model, a key of `arcface_keras.backbones.PIXEL_RANGES`.
         name: name of the model.
 
     Returns:
@@ -112,13 +115,22 @@ def build_embedder(
     _check_options(pooling, embedding_size, dropout, batch_norm)
     dtype = _full_dtype()
     image = keras.Input((size, size, 3), name="image", dtype="float32")
-    features = build_backbone(backbone, size, weights=weights)
+    features = build_backbone(backbone, size, weights=weights, pixel_range=pixel_range)
     features = keras.Model(features.input, features.output, name="backbone")
     x = layers.Identity(name="feature_map", dtype=dtype)(features(image))
     if pooling == "avg":
         x = layers.GlobalAveragePooling2D(name="pooling", dtype=dtype)(x)
     else:
         x = layers.Identity(name="pooling", dtype=dtype)(_gem(x))
+    x = embedding_layers(x, embedding_size=embedding_size, batch_norm=batch_norm, dropout=dropout)
+    return keras.Model(image, x, name=name)
+
+
+def embedding_layers(
+    pooled: keras.KerasTensor, *, embedding_size: int | None, batch_norm: bool, dropout: float
+) -> keras.KerasTensor:
+    """Pooled features (B, C) to unit rows (B, D), through the layers of an embedder after its pooling."""
+    x, dtype = pooled, _full_dtype()
     if dropout:
         x = layers.Dropout(float(dropout), name="dropout", dtype=dtype)(x)
     if embedding_size is not None:
@@ -126,8 +138,7 @@ def build_embedder(
     if batch_norm:
         x = layers.BatchNormalization(name="embedding_batch_norm", dtype=dtype)(x)
     x = layers.Identity(name="embedding", dtype=dtype)(x)
-    x = layers.Identity(name="l2_normalize", dtype=dtype)(_unit_rows(x))
-    return keras.Model(image, x, name=name)
+    return layers.Identity(name="l2_normalize", dtype=dtype)(_unit_rows(x))
 
 
 def warn_if_unit_range(images: Any) -> None:

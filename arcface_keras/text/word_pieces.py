@@ -1,6 +1,7 @@
 """BERT's tokenizer: words, then the longest pieces of them that the vocabulary knows."""
 
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 _LONGEST_WORD = 100
@@ -15,27 +16,41 @@ _CJK = (
 
 
 class WordPieces:
-    """Text to numbers of pieces, between [CLS] and [SEP] (Devlin et al., BERT, 2019; uncased).
+    """Text to numbers of pieces, between [CLS] and [SEP] (Devlin et al., BERT, 2019).
 
     Args:
-        vocabulary: `vocab.txt`, a piece a line; "##" begins a piece that continues a word.
+        vocabulary: `vocab.txt`, a piece a line, or the pieces; "##" begins one that continues a word.
+        lowercase: lower case without accents, as the uncased models want; False keeps text as it is.
+
+    Attributes:
+        vocabulary: the pieces in their order.
+        numbers: number of each piece.
+        lowercase: as given.
+        pad: number of [PAD], which fills up shorter texts; 0 where the vocabulary has none.
     """
 
-    def __init__(self, vocabulary: str | Path) -> None:
-        # Some pieces are separators to `splitlines`, which would shift the numbers behind them.
-        lines = Path(vocabulary).read_text("utf-8").removesuffix("\n").split("\n")
+    def __init__(self, vocabulary: str | Path | Sequence[str], lowercase: bool = True) -> None:
+        if isinstance(vocabulary, str | Path):
+            # Some pieces are separators to `splitlines`, which would shift the numbers behind them.
+            lines: Sequence[str] = Path(vocabulary).read_text("utf-8").removesuffix("\n").split("\n")
+            shown = str(vocabulary)
+        else:
+            lines, shown = vocabulary, f"{len(vocabulary)} pieces"
+        self.vocabulary = list(lines)
         self.numbers = {piece: number for number, piece in enumerate(lines)}
+        self.lowercase = lowercase
+        self.pad = self.numbers.get("[PAD]", 0)
         missing = [piece for piece in ("[CLS]", "[SEP]", "[UNK]") if piece not in self.numbers]
         if missing:
             raise ValueError(
-                f"A vocabulary must hold [CLS], [SEP] and [UNK]. Received: {vocabulary} without {missing}."
+                f"A vocabulary must hold [CLS], [SEP] and [UNK]. Received: {shown} without {missing}."
             )
 
     def __call__(self, text: str, longest: int) -> list[int]:
         """Numbers of the pieces, at most `longest` with both ends."""
         unknown = self.numbers["[UNK]"]
         pieces: list[int] = []
-        for word in split_words(text):
+        for word in split_words(text, self.lowercase):
             pieces += self._pieces(word) or [unknown]
         return [self.numbers["[CLS]"], *pieces[: longest - 2], self.numbers["[SEP]"]]
 
@@ -58,14 +73,19 @@ class WordPieces:
         return found
 
 
-def split_words(text: str) -> list[str]:
-    """Lower-case words without accents; every punctuation mark and CJK character stands alone."""
+def split_words(text: str, lowercase: bool = True) -> list[str]:
+    """Words; every punctuation mark and CJK character stands alone.
+
+    Args:
+        text: any.
+        lowercase: lower case, and letters without their accents.
+    """
     marks = []
-    for character in unicodedata.normalize("NFD", text.lower()):
+    for character in unicodedata.normalize("NFD", text.lower()) if lowercase else text:
         category = unicodedata.category(character)
         if character in "\t\n\r" or category.startswith("Z"):
             marks.append(" ")
-        elif category == "Mn" or category.startswith("C") or character == "\ufffd":
+        elif (lowercase and category == "Mn") or category.startswith("C") or character == "\ufffd":
             continue
         elif _stands_alone(character, category):
             marks.append(f" {character} ")

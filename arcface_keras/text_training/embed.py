@@ -1,0 +1,154 @@
+"""The stage `embed` of titles: listings to match in, one unit row for each of them out."""
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+
+from arcface_keras._files import write_json
+from arcface_keras._progress import progress_bar
+from arcface_keras.config import RunConfig
+from arcface_keras.data.catalogue import Catalogue, read_catalogue
+from arcface_keras.embeddings import Embeddings
+from arcface_keras.gallery import LABELS
+from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
+from arcface_keras.shards import ShardWriter
+from arcface_keras.text_training.encoders import new_title_embedder
+from arcface_keras.text_training.features import title_source
+from arcface_keras.text_training.titles import TitleEmbedder, load_title_embedder
+
+__all__ = ["embed_title_gallery", "embed_titles_of"]
+
+logger = logging.getLogger(__name__)
+
+
+def embed_titles_of(config: RunConfig, *, progress: bool = False) -> RunFolder:
+    """Embed the titles of the listings to match with the run's embedder; writes `embeddings/`.
+
+    Shards, resumption, floors and files are those of `arcface_keras.embed.embed`. A listing without a title
+    keeps its row, which is zero, and is counted in the log and named in `run.json`.
+
+    Args:
+        config: needs `test`.
+        progress: show bars when standard error is a terminal.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ValueError: a bad catalogue (all problems at once), or no embedder of titles in the run folder.
+        ImportError: keras_hub is not installed.
+        OSError: the disk is full or read-only; the message names the file, and finished shards stay.
+    """
+    run = RunFolder(Path(config.out))
+    with run.exclusive():
+        started = time.perf_counter()
+        embedder = load_title_embedder(run.require(run.embedder, "train"), batch_size=config.batch_size)
+        begin_stage(run, "embed")
+        listings = read_catalogue(required_path(config, "test"), None)
+        logger.info("embed: %d listings", len(listings))
+        both = [run.embeddings, run.embeddings_untrained]
+        if listings.label_groups is None:
+            bad = _embed(config, embedder, listings, both[:1], progress)
+            shutil.rmtree(run.embeddings_untrained, ignore_errors=True)
+        elif config.epochs == 0:
+            bad = _embed(config, _with_pooled_features(embedder), listings, both, progress)
+        else:
+            bad = _embed(config, embedder, listings, both[:1], progress)
+            untrained = new_title_embedder(config.replace(embedding_size=0))
+            # Without the neck that has learnt nothing: the mean of the hidden states, as pretrained.
+            _embed(config, _pooled(untrained), listings, both[1:], progress)
+        write_json(run.listings, {"titles": listings.titles.tolist(), "phashes": listings.phashes.tolist()})
+        if bad:
+            logger.warning("matched to itself only: %d listings without a title", len(bad))
+        record_stage(run, config, "embed", _facts(listings, bad), time.perf_counter() - started)
+    return run
+
+
+def embed_title_gallery(config: RunConfig, csv: str, *, labelled: bool, progress: bool = False) -> RunFolder:
+    """Embed the titles that others are looked up in, with the run's embedder; writes `gallery/`.
+
+    Args:
+        config: of the run.
+        csv: the gallery's catalogue.
+        labelled: whether it must carry labels.
+        progress: show bars when standard error is a terminal.
+
+    Raises:
+        ValueError: a bad catalogue (all problems at once), or no embedder of titles in the run folder.
+    """
+    run = RunFolder(Path(config.out))
+    with run.exclusive():
+        started = time.perf_counter()
+        embedder = load_title_embedder(run.require(run.embedder, "train"), batch_size=config.batch_size)
+        begin_stage(run, "embed_gallery")
+        listings = read_catalogue(csv, None, labelled=labelled or None)
+        logger.info("embed: %d listings of the gallery", len(listings))
+        # The labels come last, as in `Gallery.save`: without them the gallery does not load.
+        (run.gallery / LABELS).unlink(missing_ok=True)
+        bad = _embed(config, embedder, listings, [run.gallery / "embeddings"], progress)
+        if bad:
+            logger.warning("never found: %d listings of the gallery without a title", len(bad))
+        groups = listings.label_groups
+        write_json(run.gallery / LABELS, None if groups is None else [str(group) for group in groups])
+        facts = {"csv": str(listings.csv_path.resolve())} | _facts(listings, bad)
+        record_stage(run, config, "embed_gallery", facts, time.perf_counter() - started)
+    return run
+
+
+def _with_pooled_features(embedder: TitleEmbedder) -> TitleEmbedder:
+    """With a second output: the mean-pooled features, which top training left untouched."""
+    model = embedder.model
+    both = keras.Model(model.input, [model.output, model.get_layer("pooling").output])
+    return TitleEmbedder(both, embedder.tokens, batch_size=embedder.batch_size)
+
+
+def _pooled(embedder: TitleEmbedder) -> TitleEmbedder:
+    model = keras.Model(embedder.model.input, embedder.model.get_layer("pooling").output)
+    return TitleEmbedder(model, embedder.tokens, batch_size=embedder.batch_size)
+
+
+def _embed(
+    config: RunConfig, embedder: TitleEmbedder, listings: Catalogue, folders: Sequence[Path], progress: bool
+) -> dict[int, str]:
+    """Embed the titles shard by shard, one folder for each output of the model; returns the empty ones."""
+    ids = [str(name) for name in listings.posting_ids]
+    titles = [str(title) for title in listings.titles]
+    source = title_source(embedder, titles, ids)
+    writers = [
+        ShardWriter(
+            folder,
+            rows=len(ids),
+            dim=dim,
+            dtype=config.embed_dtype,
+            source=source | {"output": number},
+            shard_rows=config.shard_rows,
+        )
+        for number, (folder, dim) in enumerate(zip(folders, embedder.widths, strict=True))
+    ]
+    missing = sorted({number for writer in writers for number in writer.missing})
+    parts = {number: writers[0].rows_of(number) for number in missing}
+    if len(missing) < writers[0].count:
+        there = writers[0].count - len(missing)
+        logger.info("embed: %d of %d shards are there already", there, writers[0].count)
+    with progress_bar(sum(p.stop - p.start for p in parts.values()), "embedding", "titles", progress) as bar:
+        for number, part in parts.items():
+            empty: dict[int, str] = {}
+            outputs = embedder(titles[part], empty=empty, bar=bar)
+            for writer, rows in zip(writers, outputs, strict=True):
+                if number in writer.missing:
+                    unit = Embeddings.normalized(ids[part], rows)
+                    writer.write(number, unit.rows, unreadable=empty)
+    for writer in writers:
+        writer.finish(ids)
+    return dict(sorted(writers[0].unreadable.items()))
+
+
+def _facts(listings: Catalogue, bad: dict[int, str]) -> dict[str, object]:
+    return {
+        "listings": len(listings),
+        "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
+    }
