@@ -29,8 +29,8 @@ def title_features(
     """Features of n titles, from the folder `cache` where an earlier call left them.
 
     The file is named after the tokens of the titles in their order, the layers and weights of the network,
-    and the versions of the packages that compute; it appears under a temporary name and is renamed, and one that
-    is not whole is computed again.
+    and the versions of the packages that compute; it appears under a temporary name and is renamed, and one
+    that is not whole is computed again.
 
     Args:
         extractor: with the first half of `split_embedder` as its model.

@@ -144,12 +144,11 @@ def set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:
         features: (n, C).
     """
     layers = {layer.name: layer for layer in neck.layers}
-    norm = layers.get("embedding_batch_norm")
+    norm, dense = layers.get("embedding_batch_norm"), layers.get("embedding_dense")
     if norm is None:
         return
-    before = keras.Model(neck.input, norm.input)
     parts = np.array_split(features, -(-len(features) // _MOMENT_ROWS))
-    values = np.concatenate([_numpy(before(part, training=False)) for part in parts])
+    values = np.concatenate([part if dense is None else _numpy(dense(part)) for part in parts])
     norm.moving_mean.assign(values.mean(axis=0, dtype=np.float64))
     norm.moving_variance.assign(values.var(axis=0, dtype=np.float64))
 

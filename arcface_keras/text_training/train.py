@@ -57,8 +57,8 @@ def train_titles(config: RunConfig, *, progress: bool = False) -> RunFolder:
     """Train an embedder of titles, and for the threshold embed groups with networks that have not seen them.
 
     The titles pass once through the frozen encoder, and neck and head learn on its mean-pooled features;
-    then, if `epochs` is positive, the whole network learns. Folds, thresholds and files are those of a training of
-    photos: `embedder.keras` (which holds the tokenizer), `history.csv`, `folds.csv`, `calibration/` and
+    then, if `epochs` is positive, the whole network learns. Folds, thresholds and files are those of a
+    training of photos: `embedder.keras` (with the tokenizer), `history.csv`, `folds.csv`, `calibration/` and
     `run.json`. Listings without a title are named in the log and left out.
 
     Args:
