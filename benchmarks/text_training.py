@@ -1,6 +1,6 @@
 """What training the titles is worth: a sentence encoder untouched, top-tuned and fine-tuned, beside TF-IDF.
 
-    python benchmarks/text_training.py LISTINGS.csv [--encoder FOLDER] [--seeds 1] [--epochs 4]
+    python benchmarks/text_training.py LISTINGS.csv [--encoder FOLDER] [--seeds 0 1 2] [--epochs 3]
 
 The groups of the file (posting_id, title, label_group) are dealt by a seed: half are learnt, a quarter
 chooses the threshold, and the mean row F1 is reported on the last quarter.
@@ -125,32 +125,36 @@ def compare(split: Split, options: argparse.Namespace, seed: int) -> list[dict[s
 
         lines.append(score(name, graph, split, cpu))
 
-    wide = new_title_embedder(config.replace(embedding_size=512))
-    top("top-tuned, arc, dense 512", split_embedder(wide.model)[1], head("arc"))
+    pad = embedder.tokens.pieces.pad
+    tokens = padded([embedder.tokens(title) for title in split.learn.titles], pad)
+
+    def tune(name: str, tuned: TitleEmbedder, layer: keras.Layer) -> None:
+        start = time.process_time()
+        history = fit_encoder(
+            tuned.model,
+            layer,
+            tokens,
+            pad,
+            labels,
+            epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            batch_size=32,
+            seed=seed,
+        )
+        print(" ".join(f"{row['loss']:.2f}/{row['accuracy']:.2f}" for row in history), flush=True)
+        cpu = passed + time.process_time() - start
+        rows = {id(part): tuned(part.titles)[0] for part in (split.choose, split.report)}
+        lines.append(score(name, lambda part: cosine_graph(rows[id(part)]), split, cpu))
+
     for name in options.heads.split(","):
         neck = keras.models.clone_model(split_embedder(embedder.model)[1])
         top(f"top-tuned, {name}", neck, head(name))
-    layer = head("arc")
-    top("top-tuned, arc", split_embedder(embedder.model)[1], layer)
-    start = time.process_time()
-    pad = embedder.tokens.pieces.pad
-    tokens = padded([embedder.tokens(title) for title in split.learn.titles], pad)
-    history = fit_encoder(
-        embedder.model,
-        layer,
-        tokens,
-        pad,
-        labels,
-        epochs=options.epochs,
-        learning_rate=options.learning_rate,
-        batch_size=32,
-        seed=seed,
-    )
-    print(" ".join(f"{row['loss']:.2f}/{row['accuracy']:.2f}" for row in history), flush=True)
-    name = f"fine-tuned, arc, {options.epochs} epochs"
-    cpu = passed + time.process_time() - start
-    tuned = {id(part): embedder(part.titles)[0] for part in (split.choose, split.report)}
-    lines.append(score(name, lambda part: cosine_graph(tuned[id(part)]), split, cpu))
+    wide = new_title_embedder(config.replace(embedding_size=512))
+    arc, wide_arc = head("arc"), head("arc")
+    top("top-tuned, arc", split_embedder(embedder.model)[1], arc)
+    top("top-tuned, arc, dense 512", split_embedder(wide.model)[1], wide_arc)
+    tune(f"fine-tuned, arc, {options.epochs} epochs", embedder, arc)
+    tune(f"fine-tuned, arc, dense 512, {options.epochs} epochs", wide, wide_arc)
     return lines
 
 
@@ -159,20 +163,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("csv", type=Path)
     parser.add_argument("--encoder", help="folder of the encoder (default: the installed package)")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--heads", default="add,subcenter")
+    parser.add_argument("--heads", default="add")
     options = parser.parse_args()
     print(f"{platform.machine()}, Python {platform.python_version()}, Keras {keras.__version__}, ", end="")
     print(f"TensorFlow {tf.__version__}, numpy {np.__version__}")
     tables = []
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         split = read_split(options.csv, seed)
         sizes = ", ".join(f"{len(part.titles)} titles of {len(set(part.labels))}" for part in split)
         print(f"seed {seed}: {sizes} groups; self only {self_only_f1(split.report.labels):.4f}", flush=True)
         tables.append(compare(split, options, seed))
-    print(f"\nmean of {options.seeds} seeds")
+    print(f"\nmean of seeds {options.seeds}")
     means = []
     for lines in zip(*tables, strict=True):
         numbers = {

@@ -370,3 +370,25 @@ def test_catalogue_module_loads_no_tensorflow():
     code = f"import sys, arcface_keras.data; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_catalogue_without_an_image_folder_needs_no_images(folder):
+    path = folder / "titles.csv"
+    path.write_text("posting_id,title,label_group\na,red shoe,1\nb,mug,2\n")
+    catalogue = read_catalogue(path, None, labelled=True)
+    assert catalogue.titles.tolist() == ["red shoe", "mug"]
+    assert catalogue.images.tolist() == ["", ""]
+    assert catalogue.paths.tolist() == [None, None]
+    assert catalogue.take([1]).posting_ids.tolist() == ["b"]
+    with pytest.raises(CatalogueError, match=r"image: the column is missing"):
+        read_catalogue(path, folder / "images")
+
+
+def test_catalogue_without_an_image_folder_keeps_names_and_checks_the_rest(folder):
+    path = folder / "titles.csv"
+    path.write_text("posting_id,image,title\na,absent.jpg,red shoe\na,../out.jpg,mug\n")
+    with pytest.raises(CatalogueError, match=r"ids must be unique") as caught:
+        read_catalogue(path, None)
+    assert len(caught.value.problems) == 1
+    path.write_text("posting_id,image,title\na,absent.jpg,red shoe\n")
+    assert read_catalogue(path, None).images.tolist() == ["absent.jpg"]

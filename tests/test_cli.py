@@ -4,10 +4,11 @@ import dataclasses
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from arcface_keras import cli
+from arcface_keras import cli, pipeline
 from arcface_keras.config import RunConfig
 
 
@@ -59,7 +60,8 @@ def test_cli_gives_only_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("train", "the following arguments are required: --train, --images"),
+        ("train", "the following arguments are required: --train"),
+        ("run", "the following arguments are required: --train, --test"),
         ("run --train a --images b", "the following arguments are required: --test"),
         ("train --train a --images b --epochs three", "argument --epochs: invalid int value: 'three'"),
         ("train --train a --images b --pooling max", "argument --pooling: invalid choice: 'max'"),
@@ -103,3 +105,12 @@ def test_module_runs_as_a_program() -> None:
         [sys.executable, "-m", "arcface_keras", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("arcface-keras ")
+
+
+def test_photos_are_asked_for_unless_titles_are_embedded(tmp_path: Path) -> None:
+    listings = tmp_path / "listings.csv"
+    listings.write_text("posting_id,title,label_group\na,red shoe,1\n")
+    config = RunConfig(train=str(listings), test=str(listings), out=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"images must be given \(--images PATH\)"):
+        pipeline.run(config)
+    assert len(pipeline._listings_to_match(config.replace(modality="text"))) == 1

@@ -173,6 +173,16 @@ def test_words_are_split_as_bert_does() -> None:
         "cafe", "-", "latte", "$", "4", ".", "50", "\u4e2d", "\u6587", "!",
     ]  # fmt: skip
     assert split_words("\u2705 ok\u200b\ufffd") == ["\u2705", "ok"]
+    assert split_words("Caf\u00e9 A-b\x00", lowercase=False) == ["Caf\u00e9", "A", "-", "b"]
+
+
+def test_cased_word_pieces_keep_the_case() -> None:
+    pieces = WordPieces(["[UNK]", "[CLS]", "[SEP]", "Red", "red", "[PAD]"], lowercase=False)
+    assert pieces("Red red RED", 9) == [1, 3, 4, 0, 2]
+    assert WordPieces(pieces.vocabulary)("Red red RED", 9) == [1, 4, 4, 4, 2]
+    assert (pieces.pad, WordPieces(["[UNK]", "[CLS]", "[SEP]"]).pad) == (5, 0)
+    with pytest.raises(ValueError, match=r"Received: 1 pieces without \['\[CLS\]', '\[SEP\]'\]"):
+        WordPieces(["[UNK]"])
 
 
 def write_config(folder: Path) -> None:

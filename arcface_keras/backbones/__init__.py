@@ -51,7 +51,7 @@ def build_backbone(
         return build_foreign(name, image_size, weights=weights, pixel_range=pixel_range)
     if name not in BACKBONES:
         raise ValueError(
-            f"backbone must be hub:FOLDER, keras:FILE.keras or one of {', '.join(BACKBONES)}. "
+            f"backbone must be one of {', '.join(BACKBONES)}, hub:FOLDER or keras:FILE.keras. "
             f"Received: backbone={name!r}."
         )
     if pixel_range is not None:
