@@ -53,7 +53,8 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 1 for an error that a message explains, 2 for usage."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser(resuming="--resume" in words).parse_args(words)
     logging.basicConfig(
         format="%(message)s",
         level=logging.WARNING if options.quiet else logging.INFO,
@@ -104,12 +105,26 @@ def _configuration(command: str, given: dict[str, Any]) -> RunConfig:
 
         return demo_config(**given)
     if command in ("run", "train"):
-        return RunConfig.from_dict(given)
+        return _resumed(given) if given.get("resume") else RunConfig.from_dict(given)
     remembered = RunConfig.load(Path(given.get("out", RunConfig().out)) / "run.json")
     return remembered.replace(**given)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _resumed(given: dict[str, Any]) -> RunConfig:
+    """What the training that was cut off was given, or one that ended; else what is given now."""
+    from arcface_keras._files import read_json
+
+    out = Path(given.get("out", RunConfig().out))
+    if (out / "checkpoint" / "training.json").exists():
+        remembered = RunConfig.from_dict(read_json(out / "checkpoint" / "training.json")["config"])
+    elif (out / "run.json").exists():
+        remembered = RunConfig.load(out / "run.json")
+    else:
+        return RunConfig.from_dict(given)
+    return remembered.replace(**given)
+
+
+def _parser(resuming: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="arcface-keras",
         description="Product matching with angular-margin embeddings: listings in, submission.csv out.",
@@ -120,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         for spec in dataclasses.fields(RunConfig):
             if spec.name in fields:
-                _add_option(command, spec, name)
+                _add_option(command, spec, name, resuming)
         if name == "export":
             command.add_argument(
                 "--to", metavar="FOLDER", help="folder to write (default: saved_model in the run folder)"
@@ -130,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_option(command: argparse.ArgumentParser, spec: Any, name: str) -> None:
+def _add_option(command: argparse.ArgumentParser, spec: Any, name: str, resuming: bool) -> None:
     """Add one option, absent unless given, so that only what the user gave overrides a run's own."""
     default = "runs/demo" if (name, spec.name) == ("demo", "out") else spec.default
     shown = "" if default is None else f" (default: {default})" if name in ("demo", "run", "train") else ""
@@ -146,7 +161,7 @@ def _add_option(command: argparse.ArgumentParser, spec: Any, name: str) -> None:
         type=_threshold if spec.name == "threshold" else kind,
         default=argparse.SUPPRESS,
         choices=choices_of(spec.name) or None,
-        required=name in ("run", "train") and spec.name in _required(name),
+        required=name in ("run", "train") and not resuming and spec.name in _required(name),
         metavar=None if choices_of(spec.name) else kind.__name__.upper().replace("STR", "TEXT"),
         help=text,
         dest=spec.name,

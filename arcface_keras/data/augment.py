@@ -115,7 +115,7 @@ def cut_mix(
     mixed = draws[0] < probability
     half = tf.where(mixed, tf.sqrt(draws[1]) / 2.0, -1.0) * side
     places = tf.range(side, dtype=tf.float32) + 0.5
-    rows, columns = (tf.abs(places[None] - centre[:, None] * side) < half[:, None] for centre in draws[2:])
+    rows, columns = (tf.abs(places[None] - centre[:, None] * side) < half[:, None] for centre in (draws[2], draws[3]))
     patch = rows[:, :, None] & columns[:, None, :]
     images = tf.where(patch[..., None], tf.roll(images, 1, axis=0), images)
     pasted = tf.reduce_mean(tf.cast(patch, tf.float32), axis=(1, 2))
