@@ -26,7 +26,7 @@ from arcface_keras.training.history import write_history
 from arcface_keras.training.monitors import Watched, held_out_rows
 from arcface_keras.training.retrieval import UnseenGroups
 
-__all__ = ["Material", "Workshop", "check_same_training", "make_head", "training_facts"]
+__all__ = ["Material", "Workshop", "check_monitor", "check_same_training", "make_head", "training_facts"]
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +208,26 @@ def make_head(config: RunConfig, counts: np.ndarray, steps: int) -> MarginHead:
     if config.s_start is not None:
         options["scale_schedule"] = Warmup(moves, start=config.s_start / config.s)
     return create_head(HEADS, name, counts, s=config.s, m=m, name="head", **options)
+
+
+def check_monitor(config: RunConfig) -> None:
+    """Raise where a choice of epochs is asked for and nothing is there to choose by."""
+    if config.monitor == "none" and (config.patience or config.reduce_on_plateau):
+        raise ValueError(
+            "patience and reduce_on_plateau need a --monitor. "
+            f"Received: patience={config.patience}, reduce_on_plateau={config.reduce_on_plateau}."
+        )
+    if config.monitor == "retrieval" and config.calibrates_on_folds:
+        raise ValueError(
+            "monitor 'retrieval' needs groups that the embedder never learns, --calibration holdout. "
+            f"Received: calibration={config.calibration!r}, epochs={config.epochs}."
+        )
+    if config.monitor == "classification" and not (config.validation_rows and config.epochs):
+        raise ValueError(
+            "monitor 'classification' needs rows held out of a training of the whole network, "
+            "--validation-rows and --epochs. "
+            f"Received: validation_rows={config.validation_rows}, epochs={config.epochs}."
+        )
 
 
 def training_facts(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from arcface_keras.heads.create import create_head
 from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.listings import column_or_none
 from arcface_keras.models import build_embedder, save_embedder, split_embedder
-from arcface_keras.parts import Material, Workshop, check_same_training, training_facts
+from arcface_keras.parts import Material, Workshop, check_monitor, check_same_training, training_facts
 from arcface_keras.run_folder import RunFolder, begin_stage, finished_stage, record_stage, required_path
 from arcface_keras.training.checkpoints import Journal
 from arcface_keras.training.devices import training_strategy
@@ -58,6 +58,7 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
         ValueError: bad options, a bad catalogue (all problems at once), or fewer than four separate groups.
     """
     create_head(HEADS, config.head, [1, 2])
+    check_monitor(config)
     run = RunFolder(Path(config.out))
     with run.exclusive():
         if config.resume and finished_stage(run, "train") and not Journal(run.path / "checkpoint").begun:

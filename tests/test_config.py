@@ -81,7 +81,7 @@ def test_config_every_field_has_help_and_a_plain_type() -> None:
     for spec in dataclasses.fields(RunConfig):
         assert spec.metadata["help"]
         assert type_of(spec.name) in (str, int, float, bool)
-    assert choices_of("augment") == ("light", "none")
+    assert choices_of("augment") == ("light", "flip", "notebook", "none")
     assert choices_of("out") == ()
 
 

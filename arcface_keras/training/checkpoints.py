@@ -95,7 +95,8 @@ class Journal:
     @staticmethod
     def _read(path: Path) -> State | None:
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # NumPy leaves a file open that it can not make out; one opened here is closed in any case.
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             return State(json.loads(arrays.pop(_FACTS).tobytes()), arrays)
         except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError):
