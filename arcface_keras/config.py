@@ -102,7 +102,9 @@ class RunConfig:
     sample_weight_power: float = option(0.0, "weight of a photo: (rows of its group) ^ -power, mean 1")
     clip_norm: float = option(10.0, "largest norm of all gradients together; 0: any")
     weight_decay: float = option(0.0, "decoupled weight decay of kernels while the whole network is trained")
-    ema: float = option(0.0, "momentum of the average of the weights that is kept instead of the last; 0: none")
+    ema: float = option(
+        0.0, "momentum of the average of the weights that is kept instead of the last; 0: none"
+    )
     cutmix: float = option(0.0, "share of photos that get a patch of another one")
     accumulate: int = option(1, "steps whose gradients make one update")
     jit_compile: bool = option(False, "compile training steps with XLA; never worth it on a CPU")
@@ -112,7 +114,8 @@ class RunConfig:
         0.1, "share of rows kept out of larger groups to watch the classification, if all is trained"
     )
     monitor: Literal["none", "retrieval", "classification"] = option(
-        "none", "what picks the epoch to keep and decides below: F1 on unseen groups, or loss on held-out rows"
+        "none",
+        "what picks the epoch to keep and decides below: F1 on unseen groups, or loss on held-out rows",
     )
     patience: int = option(0, "stop after so many epochs in which the monitor did not improve; 0: never")
     reduce_on_plateau: int = option(0, "halve the learning rate after so many epochs of no gain; 0: never")

@@ -162,11 +162,10 @@ def fit_top(
             _set_exact_moments(neck, flat[: 2 * count])
             return scores()
 
+    order = _top_order(views * count, batch, seed, epochs * steps)
+
     def rows_of(step: int) -> np.ndarray:
-        # The first iterator goes to Keras, which builds the model with it: the second is the one trained on.
-        rows = _top_rows(views * count, batch, seed)
-        next(iter(rows))
-        return next(iter(rows.skip(step).take(1))).numpy() % count
+        return order[step] % count
 
     course = around.course(trainer, neck, steps, rows_of, probe)
 
@@ -174,12 +173,10 @@ def fit_top(
         import tensorflow as tf
 
         constants = [tf.constant(table) for table in tables]
-        rows = _top_rows(views * count, batch, seed).skip(step)
-        return rows.map(lambda i: tuple(tf.gather(constant, i) for constant in constants))
+        batches = tf.data.Dataset.from_tensor_slices(order[step:])
+        return batches.map(lambda i: tuple(tf.gather(constant, i) for constant in constants))
 
-    run_course(
-        trainer, dataset, course, epochs, progress=around.progress, tensorboard=around.tensorboard
-    )
+    run_course(trainer, dataset, course, epochs, progress=around.progress, tensorboard=around.tensorboard)
     _set_exact_moments(neck, flat)
     return course.standing.history
 
@@ -277,11 +274,13 @@ def fit_whole(
     return course.standing.history
 
 
-def _top_rows(count: int, batch: int, seed: int) -> Any:
+def _top_order(count: int, batch: int, seed: int, steps: int) -> np.ndarray:
+    """int64 (steps, batch): rows of every step, in orders that TensorFlow's global seed and `seed` give."""
     import tensorflow as tf
 
     rows = tf.data.Dataset.range(count).shuffle(count, seed=seed).repeat()
-    return rows.batch(batch, drop_remainder=True)
+    batches = rows.batch(batch, drop_remainder=True)
+    return np.stack(list(batches.take(steps).as_numpy_iterator()))
 
 
 def _set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""One training of a run: top, then the whole network, on some of its groups; watched, saved and gone on with."""
+"""One training of a run: top, then the whole network, on some of its groups; watched, saved, gone on with."""
 
 import hashlib
 import inspect
@@ -88,9 +88,7 @@ class Workshop:
         """
         config, material = self.config, self.material
         watched, learnt = self._watched(kept)
-        numbers, labels, counts = np.unique(
-            material.labels[learnt], return_inverse=True, return_counts=True
-        )
+        numbers, labels, counts = np.unique(material.labels[learnt], return_inverse=True, return_counts=True)
         labels = labels.reshape(-1).astype(np.int64)
         if watched is not None:
             watched = Watched(
@@ -170,9 +168,7 @@ class Workshop:
         groups = None
         if len(unseen):
             components = linked_components(*(column[unseen] for column in links))
-            groups = UnseenGroups(
-                material.labels[unseen], catalogue.phashes[unseen], components, config.seed
-            )
+            groups = UnseenGroups(material.labels[unseen], catalogue.phashes[unseen], components, config.seed)
         return Watched(out, out, unseen, groups), np.setdiff1d(learnt, out)
 
     def _first_steps(self, rows: int) -> int:
@@ -233,9 +229,8 @@ def check_monitor(config: RunConfig) -> None:
 def training_facts(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
     """What a training that is gone on with must have in common with the one that was cut off."""
     digest = hashlib.sha256()
-    for columns in zip(
-        catalogue.posting_ids, catalogue.label_groups, catalogue.images, catalogue.phashes, strict=True
-    ):
+    labels = () if catalogue.label_groups is None else catalogue.label_groups
+    for columns in zip(catalogue.posting_ids, labels, catalogue.images, catalogue.phashes, strict=True):
         digest.update("\0".join(map(str, columns)).encode() + b"\n")
     digest.update(str([path.stat().st_size for path in catalogue.paths]).encode())
     return {"config": asdict(config), "listings": digest.hexdigest()}

@@ -46,9 +46,9 @@ class Strong:
 
     Pooled features -> batch normalisation -> unit length, nothing in between. Neck and head learn first on
     cached features, while the margin rises from .2; then the whole network does, the head at a higher rate,
-    with clipped gradients, weight decay, horizontal flips, CutMix for one photo in ten (the margin stays on the
-    label with the larger part), margins that fall with the size of the class, an average of the weights over
-    the steps, and frozen batch statistics in the backbone.
+    with clipped gradients, weight decay, horizontal flips, CutMix for one photo in ten (the margin stays on
+    the label with the larger part), margins that fall with the size of the class, an average of the weights
+    over the steps, and frozen batch statistics in the backbone.
 
     Reference:
         Y. Lee (harangdev) and limerobot, first place of Shopee - Price Match Guarantee, Kaggle, 2021.
@@ -64,11 +64,11 @@ class Strong:
     embedding_size: int = 0
     neck_batch_norm: bool = True
     dropout: float = 0.0
-    views: int = 10
+    views: int = 2
     top_epochs: int = 20
     top_learning_rate: float = 1e-3
     epochs: int = 10
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     lr_schedule: str = "cosine"
     ramp_epochs: int = 1
     lr_start: float = 1e-6

@@ -1,5 +1,6 @@
 """The stage `train`: labelled listings in, an embedder and held-out embeddings for the threshold out."""
 
+import importlib.util
 import logging
 import time
 from collections.abc import Sequence
@@ -59,24 +60,28 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
     """
     create_head(HEADS, config.head, [1, 2])
     check_monitor(config)
+    if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ImportError("--tensorboard needs the package tensorboard: pip install tensorboard")
     run = RunFolder(Path(config.out))
     with run.exclusive():
-        if config.resume and finished_stage(run, "train") and not Journal(run.path / "checkpoint").begun:
+        journal = Journal(run.path / "checkpoint")
+        if config.resume and finished_stage(run, "train") and not journal.begun:
+            journal.discard()
             logger.info("train: %s is trained, there is nothing to go on with", run.path)
         else:
-            _train(config, run, progress)
+            _train(config, run, journal, progress)
     return run
 
 
-def _train(config: RunConfig, run: RunFolder, progress: bool) -> None:
+def _train(config: RunConfig, run: RunFolder, journal: Journal, progress: bool) -> None:
     started = time.perf_counter()
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(config.precision)
-    journal = Journal(run.path / "checkpoint")
     try:
-        with training_strategy(config.devices).scope():
+        strategy = training_strategy(config.devices)
+        with strategy.scope():
             catalogue, unreadable = _readable_listings(config, progress)
             facts = training_facts(config, catalogue)
             resumed = _resumed(config, journal, facts)
@@ -104,7 +109,7 @@ def _train(config: RunConfig, run: RunFolder, progress: bool) -> None:
         "unreadable": unreadable,
         "views": len(material.features),
         "folds": int(material.folds.max()) + 1,
-        "devices": int(tf.distribute.get_strategy().num_replicas_in_sync),
+        "devices": int(strategy.num_replicas_in_sync),
     }
     record_stage(run, config.replace(resume=False), "train", outcome, time.perf_counter() - started)
     journal.discard()

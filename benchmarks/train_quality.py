@@ -1,10 +1,10 @@
 """What training is worth: an untouched backbone, the recipes and the heads on identities nobody has learnt.
 
-    python benchmarks/train_quality.py --train train.csv --images images --image-size 96 --epochs 8 --seeds 0 1 2
+    python benchmarks/train_quality.py --train train.csv --images images --image-size 96 --epochs 4
 
 A folder of photos and a CSV with `label_group` are split by identity: a third is for the test, a third of
-the rest (fold 0 of the run) chooses the threshold and never trains. Every method has the same split, photos,
-size and number of passes over the photos. Printed are means and ranges over the seeds, never the best of them.
+the rest (fold 0 of the run) chooses the threshold and never trains. Every method has the same split, photos
+and size. Printed are means and ranges over the seeds, never the best of them.
 """
 
 import argparse
@@ -98,17 +98,22 @@ def main() -> int:
     parser.add_argument("--images", required=True, type=Path)
     parser.add_argument("--image-size", type=int, default=96)
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--baseline-epochs", type=int, default=None, help="of `baseline`, if not --epochs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, default=None, help="photos of each identity at most")
     parser.add_argument("--recipes", nargs="*", default=["baseline", "strong"])
     parser.add_argument("--heads", nargs="*", default=list(HEADS), help="trained on cached features, seed 0")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of `strong`, to try things")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="NAME=VALUE", help="of `strong`, to try things"
+    )
     options = parser.parse_args()
     load_tensorflow_quietly()
     import keras
     import tensorflow as tf
 
-    print(f"{platform.machine()}, TensorFlow {tf.__version__}, Keras {keras.__version__}, {platform.python_version()}")
+    print(
+        f"{platform.machine()}, TensorFlow {tf.__version__}, Keras {keras.__version__}, {platform.python_version()}"
+    )
     changes = {name: _literal(value) for name, value in (word.split("=", 1) for word in options.set)}
     results: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -137,8 +142,13 @@ def main() -> int:
                 name: {"recipe": name, "epochs": options.epochs} | (changes if name == "strong" else {})
                 for name in options.recipes
             }
+            if options.baseline_epochs and "baseline" in runs:
+                runs["baseline"]["epochs"] = options.baseline_epochs
             if seed == options.seeds[0]:
-                runs |= {f"top only, head {name}": {"head": name, "top_epochs": 30} for name in options.heads}
+                runs |= {
+                    f"top only, head {name}": {"head": name, "top_epochs": 30, "views": 2}
+                    for name in options.heads
+                }
             for name, settings in runs.items():
                 config = RunConfig.from_dict(common | settings | {"out": str(place / name.replace(" ", "-"))})
                 scores = measure(config, labels)

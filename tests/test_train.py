@@ -236,7 +236,9 @@ def test_fit_whole_moves_the_backbone_but_not_its_batch_statistics(config: RunCo
 def test_fit_that_diverges_says_where() -> None:
     embedder = build_embedder("efficientnet_lite0", 32, embedding_size=8, batch_norm=True, weights="none")
     features = np.full((1, 8, 1280), np.nan, np.float32)
-    with pytest.raises(ValueError, match=r"the loss must stay finite.*step 1 of 1 in epoch 1 of stage 'top', batch of row"):
+    with pytest.raises(
+        ValueError, match=r"the loss must stay finite.*step 1 of 1 in epoch 1 of stage 'top', batch of row"
+    ):
         fit_top(
             split_embedder(embedder)[1],
             ArcMarginProduct(2),

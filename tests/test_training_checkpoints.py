@@ -39,7 +39,12 @@ def test_journal_with_a_spoilt_file_goes_back_one_generation(journal: Journal) -
         journal.save({"part": "embedder", "step": step}, arrays(step))
     newest = journal.folder / "state-1.npz"
     whole = newest.read_bytes()
-    for content in (whole[: len(whole) // 2], b"", b"nothing of the kind", whole[:200] + b"\0" * 50 + whole[250:]):
+    for content in (
+        whole[: len(whole) // 2],
+        b"",
+        b"nothing of the kind",
+        whole[:200] + b"\0" * 50 + whole[250:],
+    ):
         newest.write_bytes(content)
         state = Journal(journal.folder).load("embedder")
         assert state is not None

@@ -43,7 +43,7 @@ EVERYTHING = {
 }
 
 
-class Killed(Exception):
+class Killed(Exception):  # noqa: N818
     """Stands for a process that is gone."""
 
 
@@ -253,9 +253,7 @@ def test_train_that_was_cut_off_in_a_fold_keeps_the_parts_before(
     resumed = train(cut.replace(resume=True))
     assert begun == ["top without fold 1", "top without fold 2"]
     assert straight.history.read_bytes() == resumed.history.read_bytes()
-    for one, two in zip(
-        load_held_out(straight.held_out), load_held_out(resumed.held_out), strict=True
-    ):
+    for one, two in zip(load_held_out(straight.held_out), load_held_out(resumed.held_out), strict=True):
         np.testing.assert_array_equal(one.embeddings.rows, two.embeddings.rows)
 
 
@@ -278,7 +276,9 @@ def test_train_resumed_with_other_options_or_photos_is_refused(
     train(again.replace(workers=1))
 
 
-def test_train_resumed_after_its_end_does_nothing(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_train_resumed_after_its_end_does_nothing(
+    config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     run = train(config.replace(resume=True))
     assert RunConfig.load(run.run_json).resume is False
     before = run.embedder.stat().st_mtime_ns
@@ -358,7 +358,9 @@ def test_train_that_can_not_write_says_so_and_keeps_the_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints.np, "savez", savez)
-        with pytest.raises(OSError, match=r"must be writable and have room .*what the system says after step"):
+        with pytest.raises(
+            OSError, match=r"must be writable and have room .*what the system says after step"
+        ):
             train(config)
     folder = Path(config.out) / "checkpoint"
     assert Journal(folder).load("embedder") is not None
@@ -417,14 +419,25 @@ def test_train_keeps_averaged_weights(config: RunConfig, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("statistics", ["frozen", "update"])
-def test_train_batch_statistics_of_the_backbone_move_only_if_asked(config: RunConfig, statistics: str) -> None:
+def test_train_batch_statistics_of_the_backbone_move_only_if_asked(
+    config: RunConfig, statistics: str
+) -> None:
     run = train(config.replace(batch_norm=statistics, top_epochs=0))
     norm = load_model(run.embedder).get_layer("backbone").get_layer("block_0_norm")
     moved = np.abs(keras.ops.convert_to_numpy(norm.moving_mean)).max() > 0
     assert moved == (statistics == "update")
 
 
+def test_train_without_tensorboard_says_what_to_install(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="--tensorboard needs the package tensorboard: pip install"):
+        train(config.replace(tensorboard=True))
+
+
 def test_train_writes_curves_for_tensorboard(config: RunConfig) -> None:
+    pytest.importorskip("tensorboard")
     run = train(config.replace(tensorboard=True, epochs=1))
     assert list((run.path / "tensorboard" / "whole").rglob("events*"))
 

@@ -9,9 +9,7 @@ from arcface_keras.training.schedules import LearningRate
 
 
 def test_rate_of_the_baseline_is_the_table_of_the_public_notebook() -> None:
-    rate = LearningRate(
-        5e-6 * 256, 7, 20, "exponential", ramp_epochs=5, start=1e-6, floor=1e-6, decay=0.8
-    )
+    rate = LearningRate(5e-6 * 256, 7, 20, "exponential", ramp_epochs=5, start=1e-6, floor=1e-6, decay=0.8)
     table = [1e-6, 2.57e-4, 5.13e-4, 7.68e-4, 1.02e-3, 1.28e-3, 1.02e-3, 8.20e-4]
     for epoch, expected in enumerate(table):
         for step in (7 * epoch, 7 * epoch + 6):
@@ -19,9 +17,7 @@ def test_rate_of_the_baseline_is_the_table_of_the_public_notebook() -> None:
     assert float(rate(7 * 19)) == pytest.approx(5.7e-5, rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("batch", "peak"), [(8, 4.0e-5), (32, 1.6e-4)], ids=["batch 8", "batch 32"]
-)
+@pytest.mark.parametrize(("batch", "peak"), [(8, 4.0e-5), (32, 1.6e-4)], ids=["batch 8", "batch 32"])
 def test_rate_of_the_baseline_peaks_as_published(batch: int, peak: float) -> None:
     rate = LearningRate(5e-6 * batch, 3, 20, "exponential", 5, 1e-6, 1e-6, 0.8)
     assert max(float(rate(step)) for step in range(60)) == pytest.approx(peak, rel=1e-6)

@@ -61,9 +61,9 @@ def flip_batch(images: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
 def notebook_batch(images: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
     """Views of the public Shopee notebook; arguments and result as for `augment_batch`.
 
-    Flips left to right and upside down, each half of the time; hue moved by up to .01 of the circle, saturation
-    times .7 to 1.3, contrast times .8 to 1.2 about the mean of each channel, brightness moved by up to .1 of the
-    range.
+    Flips left to right and upside down, each half of the time; hue moved by up to .01 of the circle,
+    saturation times .7 to 1.3, contrast times .8 to 1.2 about the mean of each channel, brightness moved by
+    up to .1 of the range.
     """
     import tensorflow as tf
 
@@ -111,11 +111,15 @@ def cut_mix(
     import tensorflow as tf
 
     count, side = tf.shape(images)[0], images.shape[1]
-    draws = tf.random.stateless_uniform((4, count), tf.cast(seed, tf.int64) + tf.constant([0, 2**40], tf.int64))
+    draws = tf.random.stateless_uniform(
+        (4, count), tf.cast(seed, tf.int64) + tf.constant([0, 2**40], tf.int64)
+    )
     mixed = draws[0] < probability
     half = tf.where(mixed, tf.sqrt(draws[1]) / 2.0, -1.0) * side
     places = tf.range(side, dtype=tf.float32) + 0.5
-    rows, columns = (tf.abs(places[None] - centre[:, None] * side) < half[:, None] for centre in (draws[2], draws[3]))
+    rows, columns = (
+        tf.abs(places[None] - centre[:, None] * side) < half[:, None] for centre in (draws[2], draws[3])
+    )
     patch = rows[:, :, None] & columns[:, None, :]
     images = tf.where(patch[..., None], tf.roll(images, 1, axis=0), images)
     pasted = tf.reduce_mean(tf.cast(patch, tf.float32), axis=(1, 2))

@@ -1,4 +1,4 @@
-"""Which photos a step sees: drawn from the seed and the number of the step alone, so any step can come next."""
+"""Which photos a step sees: drawn from the seed and the number of the step, so any step can come next."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ def photo_batches(
 
     shape = (image_size, image_size, 3)
 
-    def decode(position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def decode(position: np.ndarray) -> tuple[np.ndarray, np.int64]:
         row = order.row(int(position))
         return load_image(paths[row], image_size), np.int64(row)
 
@@ -122,4 +122,6 @@ def photo_batches(
     )
     steps = tf.data.Dataset.range(first_step, last_step)
     pairs = tf.data.Dataset.zip((photos.batch(size, drop_remainder=True), steps))
-    return pairs.map(lambda both, step: batch(*both, step), num_parallel_calls=2, deterministic=True).prefetch(2)
+    return pairs.map(
+        lambda photos, step: batch(photos[0], photos[1], step), num_parallel_calls=2, deterministic=True
+    ).prefetch(2)

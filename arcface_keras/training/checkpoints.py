@@ -29,8 +29,8 @@ class State:
 class Journal:
     """The folder `checkpoint` of a run: what it trains, which parts are done, and how far the next has come.
 
-    Every file is written under another name, flushed and renamed. The state of the part at work is kept in two
-    generations, so that a file that a dying disk has spoilt leaves the one before. Numbers that are not
+    Every file is written under another name, flushed and renamed. The state of the part at work is kept in
+    two generations, so that a file that a dying disk has spoilt leaves the one before. Numbers that are not
     finite are never written.
 
     Args:
@@ -109,4 +109,4 @@ def _write(path: Path, state: State) -> None:
             raise ValueError(f"a checkpoint must hold finite numbers. Received: {name} with NaN or infinity.")
     facts = np.frombuffer(json.dumps(state.facts).encode(), np.uint8)
     with atomic_path(path) as temporary:
-        np.savez(temporary, **{_FACTS: facts}, **state.arrays)
+        np.savez(temporary, **{_FACTS: facts, **state.arrays})  # type: ignore[arg-type]

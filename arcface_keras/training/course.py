@@ -107,16 +107,19 @@ class Course(keras.callbacks.Callback):
         self._saved_at = -math.inf
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        for variable, value in zip(_metrics(self.model), self._metrics, strict=False):
-            variable.assign(value)
         if not self._metrics:
             self._rate = float(self.model.optimizer.learning_rate)
-        self._metrics = []
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         loss = float((logs or {}).get("loss", math.nan))
         if not math.isfinite(loss):
             raise self.position.not_finite(f"loss={loss}")
+        # Keras makes some metrics in the first step only. All are sums, so what the epoch had before it was
+        # cut off can be added now.
+        if self._metrics:
+            for variable, value in zip(_metrics(self.model), self._metrics, strict=True):
+                variable.assign(variable + value)
+            self._metrics = []
         self.position.step += 1
         every = self.saving.every_steps
         if every and self.position.step % every == 0 and self.position.step % self.position.steps:
@@ -197,8 +200,9 @@ class Course(keras.callbacks.Callback):
         self._metrics = _numbered(state.arrays, "metric")
         self._rate = facts["rate"]
         best, best_epoch = facts["best"]
+        waited, waited_rate = facts["waited"]
         self.standing = Standing(
-            -math.inf if best is None else best, best_epoch, *facts["waited"], facts["stopped"]
+            -math.inf if best is None else best, best_epoch, waited, waited_rate, facts["stopped"]
         )
         self.standing.history = facts["history"]
         self.position.step = facts["step"]
@@ -264,6 +268,7 @@ def _sentence(row: HistoryRow) -> str:
     if "unseen_f1" in row:
         parts.append(
             f"unseen groups: F1 {row['unseen_f1']:.3f} (alone {row['floor_alone_f1']:.3f}, equal phash "
-            f"{row['floor_phash_f1']:.3f}) MAP@5 {row['unseen_map@5']:.3f} recall@1 {row['unseen_recall@1']:.3f}"
+            f"{row['floor_phash_f1']:.3f}) MAP@5 {row['unseen_map@5']:.3f} "
+            f"recall@1 {row['unseen_recall@1']:.3f}"
         )
     return "; ".join(parts)

@@ -103,7 +103,9 @@ def watch_photos(
     return probe
 
 
-def watch_features(trainer: ArcFaceTrainer, watched: Watched, features: np.ndarray, batch: int = 4096) -> Probe:
+def watch_features(
+    trainer: ArcFaceTrainer, watched: Watched, features: np.ndarray, batch: int = 4096
+) -> Probe:
     """As `watch_photos`, from cached features (n, D) of the photos as they are."""
     import tensorflow as tf
 
