@@ -111,9 +111,8 @@ def main() -> int:
     import keras
     import tensorflow as tf
 
-    print(
-        f"{platform.machine()}, TensorFlow {tf.__version__}, Keras {keras.__version__}, {platform.python_version()}"
-    )
+    versions = f"TensorFlow {tf.__version__}, Keras {keras.__version__}, Python {platform.python_version()}"
+    print(f"{platform.machine()}, {versions}")
     changes = {name: _literal(value) for name, value in (word.split("=", 1) for word in options.set)}
     results: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
