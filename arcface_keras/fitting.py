@@ -27,8 +27,6 @@ __all__ = ["Circumstances", "HistoryRow", "fit_top", "fit_whole"]
 
 logger = logging.getLogger(__name__)
 
-_SECONDS_BETWEEN_SAVES = 10.0
-
 
 @dataclass(frozen=True, eq=False)
 class Circumstances:

@@ -30,8 +30,21 @@ __all__ = ["Material", "Workshop", "check_monitor", "check_same_training", "make
 
 logger = logging.getLogger(__name__)
 
-_FREE = ("out", "resume", "workers", "checkpoint_steps", "tensorboard", "cache", "memory_mb")
-_LATER = ("test", "test_images", "missing_images", "k", "steps", "threshold", "flip_average")
+_FREE = ("out", "resume", "workers", "checkpoint_steps", "tensorboard", "cache")
+_LATER = (
+    *(
+        "test",
+        "test_images",
+        "missing_images",
+        "threshold",
+        "k",
+        "engine",
+        "target_recall",
+        "steps",
+        "ablate",
+    ),
+    *("format", "gallery", "gallery_images", "new_share"),
+)
 _SECONDS_BETWEEN_SAVES = 10.0
 
 
@@ -169,7 +182,8 @@ class Workshop:
         if len(unseen):
             components = linked_components(*(column[unseen] for column in links))
             groups = UnseenGroups(material.labels[unseen], catalogue.phashes[unseen], components, config.seed)
-        return Watched(out, out, unseen, groups), np.setdiff1d(learnt, out)
+        watched = Watched(out, out, unseen, groups) if len(out) or len(unseen) else None
+        return watched, np.setdiff1d(learnt, out)
 
     def _first_steps(self, rows: int) -> int:
         """Steps in an epoch of the first of the two stages, over which the margin moves."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from arcface_keras.config import RunConfig
 from arcface_keras.heads import ArcMarginProduct
 from arcface_keras.parts import make_head
 from arcface_keras.recipes import RECIPES, recipe_values
+from arcface_keras.training.checkpoints import Journal
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -118,3 +120,19 @@ def test_head_dynamic_of_equal_groups_is_sub_center(caplog: pytest.LogCaptureFix
 def test_head_without_margin_says_that_margins_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     make_head(RunConfig(recipe="strong", head="adacos"), np.array([3, 4]), steps=1)
     assert "head adacos sets its own margins" in caplog.text
+
+
+def test_resume_on_the_command_line_needs_no_other_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = {}
+    monkeypatch.setattr(cli, "load_tensorflow_quietly", lambda: None)
+    monkeypatch.setattr("arcface_keras.pipeline.train", lambda config, progress: seen.update(config=config))
+    cut = RunConfig(recipe="strong", train="a", images="b", m=0.3, out=str(tmp_path))
+    Journal(tmp_path / "checkpoint").begin({"config": dataclasses.asdict(cut)})
+    assert cli.main(["train", "--resume", "--out", str(tmp_path), "--workers", "2"]) == 0
+    assert seen["config"] == cut.replace(resume=True, workers=2)
+    assert (
+        cli.main(["train", "--resume", "--out", str(tmp_path / "new"), "--train", "c", "--images", "d"]) == 0
+    )
+    assert seen["config"] == RunConfig(train="c", images="d", out=str(tmp_path / "new"), resume=True)

@@ -22,6 +22,7 @@ from arcface_keras.run_folder import RunFolder
 from arcface_keras.train import train
 from arcface_keras.training import checkpoints, course
 from arcface_keras.training.checkpoints import Journal
+from arcface_keras.training.mix_trainer import MixTrainer
 from arcface_keras.training.monitors import held_out_rows
 
 tiny_backbone.register()
@@ -326,8 +327,6 @@ def test_train_with_a_poisoned_photo_names_step_and_files_and_keeps_the_checkpoi
 
 
 def test_train_out_of_memory_names_step_and_files(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from arcface_keras.training.mix_trainer import MixTrainer
-
     original = MixTrainer.make_train_function
 
     def make(self: MixTrainer, force: bool = False) -> None:
@@ -480,6 +479,37 @@ def test_train_compiled_with_xla_gives_the_same_losses(config: RunConfig, tmp_pa
     ]
     losses = [[float(row["loss"]) for row in rows(run)] for run in runs]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_train_schedules_move_without_tracing_again(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python runs a step only while it is traced: as often for five epochs as for two."""
+    traces = []
+    original = MixTrainer.compute_loss
+
+    def compute_loss(self: MixTrainer, *values: object, **options: object) -> object:
+        traces.append(1)
+        return original(self, *values, **options)
+
+    monkeypatch.setattr(MixTrainer, "compute_loss", compute_loss)
+    counts = []
+    for epochs in (2, 5):
+        traces.clear()
+        settings = {**EVERYTHING, "head": "arc", "top_epochs": 0, "epochs": epochs, "s_start": 10.0}
+        run = train(config.replace(**settings, out=str(tmp_path / str(epochs))))
+        counts.append(len(traces))
+        assert len({row["learning_rate"] for row in rows(run)}) == epochs
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["efficientnet_b0", "efficientnet_lite1"])
+def test_train_with_a_backbone_of_each_family_learns(config: RunConfig, backbone: str) -> None:
+    run = train(config.replace(backbone=backbone, epochs=2, top_epochs=0, augment="none", learning_rate=1e-3))
+    losses = [float(row["loss"]) for row in rows(run)]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("head", ["arc", "dynamic"])
