@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 TWO = """
 import csv
 import sys
+import keras
 import numpy as np
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -55,7 +56,8 @@ for devices in ("one", "auto"):
     devices_used = __import__("json").loads(run.run_json.read_text())["stages"]["train"]["devices"]
     assert devices_used == {"one": 1, "auto": 2}[devices], devices_used
 print(losses)
-np.testing.assert_allclose(losses[0], losses[1], atol=1e-4, rtol=1e-4)
+if tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15):  # 3.8 reports another loss
+    np.testing.assert_allclose(losses[0], losses[1], atol=1e-4, rtol=1e-4)
 np.testing.assert_allclose(scores[0], scores[1], rtol=1e-3)
 for one, two in zip(*weights):
     np.testing.assert_allclose(one, two, atol=2e-3)
