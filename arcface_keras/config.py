@@ -57,6 +57,9 @@ class RunConfig:
     top_learning_rate: float = option(1e-3, "learning rate of neck and head on cached features")
     top_batch_size: int = option(128, "rows of cached features in a step")
     epochs: int = option(0, "passes over the photos that train the whole network, after the top")
+    freeze_backbone: bool = option(
+        False, "train neck and head alone, on cached features, whatever the recipe says of epochs"
+    )
     learning_rate: float = option(1e-4, "learning rate while the whole network is trained")
     batch_size: int = option(32, "photos in a step, and in a batch of the embed stage")
     augment: Literal["light", "flip", "notebook", "none"] = option(
@@ -186,6 +189,13 @@ class RunConfig:
             for name, value in recipe_values(self.recipe, batch_size).items():
                 if name not in given:
                     object.__setattr__(self, name, value)
+        if self.freeze_backbone and self.epochs:
+            if "epochs" in self.__dict__.get("_given", ("epochs",)):
+                raise ValueError(
+                    "epochs must be 0 where the backbone is frozen. "
+                    f"Received: epochs={self.epochs}, freeze_backbone=True."
+                )
+            object.__setattr__(self, "epochs", 0)
         self.__dict__.pop("_given", None)
         for name, low, high in _RANGES:
             value = getattr(self, name)
