@@ -313,3 +313,13 @@ def test_column_without_a_value_is_missing() -> None:
 def pairs(graph: NeighborGraph) -> dict[tuple[int, int], float]:
     entries = zip(graph.row_numbers.tolist(), graph.indices.tolist(), strict=True)
     return dict(zip(entries, graph.similarities.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["alpha_query_expansion", "database_augmentation"])
+def test_engine_auto_is_an_engine_and_no_open_option(name: str) -> None:
+    steps = [(name, {"engine": "auto", "k": 3})]
+    part = shop(31)
+    assert not is_open(steps)
+    search = SearchOptions(k=20, engine="auto")
+    matches = match_listings(part.listings(), [shop(32)], search=search, steps=steps)
+    assert matches.steps == steps

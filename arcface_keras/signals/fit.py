@@ -61,9 +61,14 @@ def is_open(steps: Sequence[Step]) -> bool:
     named = [split_step(step) for step in steps]
     return any(
         (name == "pair_classifier" and "classifier" not in options)
-        or any(isinstance(value, Choices) or value == "auto" for value in options.values())
+        or any(isinstance(value, Choices) or _is_auto(key, value) for key, value in options.items())
         for name, options in named
     )
+
+
+def _is_auto(key: str, value: Any) -> bool:
+    """Whether held-out listings are to choose a value; "auto" is also the name of an engine."""
+    return isinstance(value, str) and value == "auto" and key != "engine"
 
 
 def rows_to_calibrate_for(steps: Sequence[Step], n_rows: int) -> int:
@@ -154,7 +159,7 @@ def _check_autos(plan: Sequence[tuple[str, dict[str, Any]]]) -> None:
         for key, value in options.items():
             if name == "pair_classifier" and isinstance(value, Choices):
                 raise ValueError(f"{name}:{key} must be one value. Received: {tuple(value)}.")
-            if value == "auto" and (name, key) not in AUTO:
+            if _is_auto(key, value) and (name, key) not in AUTO:
                 known = ", ".join(":".join(each) for each in AUTO)
                 raise ValueError(f"auto must be for one of {known}. Received: {name}:{key}=auto.")
 
@@ -171,7 +176,7 @@ def _combinations(
     for key, value in options.items():
         if isinstance(value, Choices):
             values[key] = value
-        elif value == "auto":
+        elif _is_auto(key, value):
             values[key] = AUTO[name, key](parts, listings, options, n_rows)
         else:
             values[key] = (value,)
