@@ -181,12 +181,18 @@ def _combinations(
         else:
             values[key] = (value,)
     count = int(np.prod([len(each) for each in values.values()]))
-    if count > MOST_CHOICES:
+    if not 1 <= count <= MOST_CHOICES:
         raise ValueError(
-            f"a step must leave at most {MOST_CHOICES} combinations. Received: {count} of step {name!r}."
+            f"a step must leave 1 to {MOST_CHOICES} combinations. Received: {count} of step {name!r}."
         )
     found = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
-    return [each for each in found if not ("floor" in each and each["floor"] > each["threshold"])]
+    # Where none is left, the step itself says what is wrong with the first.
+    return [each for each in found if not _floor_is_above(each)] or found
+
+
+def _floor_is_above(options: dict[str, Any]) -> bool:
+    low, high = options.get("floor"), options.get("threshold")
+    return isinstance(low, int | float) and isinstance(high, int | float) and low > high
 
 
 def _grid_places(name: str, options: dict[str, Any], combinations: Sequence[dict[str, Any]]) -> np.ndarray:
