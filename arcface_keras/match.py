@@ -23,7 +23,7 @@ from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
 from arcface_keras.signals.apply import searches_again
-from arcface_keras.signals.fit import DECIDING, rows_to_calibrate_for
+from arcface_keras.signals.fit import deciding_places, rows_to_calibrate_for
 
 __all__ = [
     "Matches",
@@ -118,7 +118,7 @@ def match_listings(
         ValueError: neither a threshold nor held-out listings, or a step is left open without the latter.
     """
     search, steps = search or SearchOptions(), list(steps)
-    places = [number for number, step in enumerate(steps) if split_step(step)[0] in DECIDING]
+    places = deciding_places(steps)
     fitted = None
     if not held_out and is_open(steps):
         raise ValueError(f"steps left open need held-out listings. Received: none, steps={steps}.")
@@ -137,7 +137,9 @@ def match_listings(
         threshold, expected = calibration.threshold, calibration.expected_f1
     elif fitted is not None and threshold is None:
         expected = expected_score(fitted.parts, n_rows)
+    cut = places and threshold is not None
     decision = _decision([split_step(step) for step in steps], places, calibration)
+    decision += ", and the threshold that was given cuts what it leaves" if cut else ""
     if threshold is not None:
         if graph.threshold is not None and not places:
             threshold = max(threshold, graph.threshold)
@@ -152,7 +154,7 @@ def _decision(
     if places:
         name, options = steps[places[-1]]
         shown = ",".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, dict))
-        return f"the step {name}{':' + shown if shown else ''} decides, because steps name it last"
+        return f"the step {name}{':' + shown if shown else ''} decides, because steps name it, and no step after it brings new pairs"
     if calibration is None:
         return "the threshold that was given"
     for_whom = "" if calibration.n_rows == 1 else f", for {calibration.n_rows} listings"

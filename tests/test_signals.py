@@ -349,3 +349,18 @@ def test_thresholds_of_rounds_stand_beside_one_floor() -> None:
 def test_choices_without_a_value_are_named() -> None:
     with pytest.raises(ValueError, match="1 to 200 combinations. Received: 0 of step 'cap'"):
         match_listings(shop(31).listings(), [shop(32)], steps=[("cap", {"k": Choices()})])
+
+
+@pytest.mark.parametrize("later", ["titles", "alpha_query_expansion:k=3", "pair_classifier:max_iter=20"])
+def test_candidates_after_a_deciding_step_need_a_threshold(later: str) -> None:
+    part, held_out = shop(31), [shop(32), shop(33)]
+    steps = parse_steps(f"min2:threshold=auto,floor=auto {later}")
+    matches = match_listings(part.listings(), held_out, search=SearchOptions(k=20), steps=steps)
+    assert matches.threshold is not None and matches.decision.startswith("a threshold chosen")
+    assert np.all(matches.graph.similarities >= np.float32(matches.threshold))
+
+
+def test_decision_names_the_threshold_that_cuts_as_well() -> None:
+    steps = parse_steps("min2:threshold=.5,floor=.2")
+    matches = match_listings(shop(31).listings(), threshold=0.9, steps=steps)
+    assert "min2" in matches.decision and "threshold that was given" in matches.decision

@@ -23,6 +23,15 @@ logger = logging.getLogger(__name__)
 DECIDING = ("min2", "chisel", "target_mean_size")
 """Steps after which every pair that is left is a match, without a threshold."""
 
+ADDING = (
+    "alpha_query_expansion",
+    "database_augmentation",
+    "neighborhood_blending",
+    "pair_classifier",
+    "titles",
+)
+"""Steps that bring new candidates, so that a decision before them is none any more."""
+
 TOLERANCE = 0.002
 MOST_CHOICES = 200
 
@@ -53,7 +62,14 @@ class FittedSteps:
 
 def decides(steps: Sequence[Step]) -> bool:
     """Whether steps leave matches rather than candidates."""
-    return any(split_step(step)[0] in DECIDING for step in steps)
+    return bool(deciding_places(steps))
+
+
+def deciding_places(steps: Sequence[Step]) -> list[int]:
+    """Places of the steps that decide: those of `DECIDING` that none of `ADDING` follows."""
+    names = [split_step(step)[0] for step in steps]
+    start = max((place + 1 for place, name in enumerate(names) if name in ADDING), default=0)
+    return [place for place in range(start, len(names)) if names[place] in DECIDING]
 
 
 def is_open(steps: Sequence[Step]) -> bool:
