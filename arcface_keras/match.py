@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_number
 from arcface_keras._files import read_json, write_json
 from arcface_keras.calibrate import Calibration, calibrate_threshold, expected_score
 from arcface_keras.config import RunConfig
@@ -23,7 +24,7 @@ from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
 from arcface_keras.signals.apply import searches_again
-from arcface_keras.signals.fit import deciding_places, rows_to_calibrate_for
+from arcface_keras.signals.fit import check_steps, deciding_places, rows_to_calibrate_for
 
 __all__ = [
     "Matches",
@@ -118,6 +119,8 @@ def match_listings(
         ValueError: neither a threshold nor held-out listings, or a step is left open without the latter.
     """
     search, steps = search or SearchOptions(), list(steps)
+    if threshold is not None:
+        threshold = check_number("threshold", threshold)
     places = deciding_places(steps)
     fitted = None
     if not held_out and is_open(steps):
@@ -199,8 +202,9 @@ def match(config: RunConfig, *, progress: bool = False) -> Matches:
 
 def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
     started = time.perf_counter()
+    # A misspelt step must not strike out the matches that are there.
+    steps = check_steps(configured_steps(config))
     begin_stage(run, "match")
-    steps = configured_steps(config)
     embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
     chooses = config.threshold is None or is_open(steps)
     held_out = []

@@ -1,12 +1,16 @@
 """Matching: steps written as text, the threshold given or calibrated, rows without a direction."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from arcface_keras._files import write_json
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut
-from arcface_keras.match import configured_steps, match_embeddings, parse_steps
+from arcface_keras.match import configured_steps, match, match_embeddings, parse_steps
 
 
 def test_steps_are_read_from_text() -> None:
@@ -98,3 +102,22 @@ def test_steps_that_search_again_take_the_engine_of_the_run() -> None:
     ]
     named = RunConfig(engine="pruned", steps="alpha_query_expansion:engine=exact")
     assert configured_steps(named) == [("alpha_query_expansion", {"engine": "exact"})]
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), "0.5"])
+def test_threshold_that_is_no_number_is_named(threshold: Any) -> None:
+    with pytest.raises(ValueError, match="threshold must be a finite number. Received: threshold="):
+        match_embeddings(three(), threshold=threshold)
+
+
+@pytest.mark.parametrize("steps", ["nosuch", "cap:nosuch=3", "cap:k=auto", "cap:k"])
+def test_misspelt_step_leaves_the_run_as_it_was(tmp_path: Path, steps: str) -> None:
+    three().save(tmp_path / "embeddings")
+    write_json(tmp_path / "listings.json", {"titles": [""] * 3, "phashes": [""] * 3})
+    config = RunConfig(out=str(tmp_path), steps="", threshold=0.6)
+    write_json(tmp_path / "run.json", {"config": {"out": str(tmp_path)}, "stages": {"embed": {}}})
+    match(config)
+    before = (tmp_path / "run.json").read_text()
+    with pytest.raises(ValueError, match="Received: "):
+        match(config.replace(steps=steps))
+    assert (tmp_path / "run.json").read_text() == before

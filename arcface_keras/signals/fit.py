@@ -116,9 +116,7 @@ def fit_steps(
         ValueError: a step or option is unknown, "auto" is not known for an option, or there are more than
             200 combinations.
     """
-    known = STEPS | listing_steps()
-    plan = [(name, options) for name, _, options in (resolve_step(step, known) for step in steps)]
-    _check_autos(plan)
+    plan = check_steps(steps)
     titles = tuple(title for part in held_out for title in part.titles or ())
     listings = [part.listings(titles) for part in held_out]
     parts = [RankedPart(search.neighbors(part.embeddings), part.labels) for part in held_out]
@@ -168,6 +166,14 @@ def _after(
         RankedPart(apply_listing_steps(part.graph, own, [step]), part.labels)
         for part, own in zip(parts, listings, strict=True)
     ]
+
+
+def check_steps(steps: Sequence[Step]) -> list[tuple[str, dict[str, Any]]]:
+    """Names and options of steps; an error where one is unknown, before anything is computed."""
+    known = STEPS | listing_steps()
+    plan = [(name, options) for name, _, options in (resolve_step(step, known) for step in steps)]
+    _check_autos(plan)
+    return plan
 
 
 def _check_autos(plan: Sequence[tuple[str, dict[str, Any]]]) -> None:
