@@ -127,6 +127,7 @@ def match_listings(
         raise ValueError(f"steps left open need held-out listings. Received: none, steps={steps}.")
     if not held_out and threshold is None and not places:
         raise ValueError("matching needs a threshold or held-out listings. Received: neither.")
+    _check_signals(listings, held_out, steps)
     if held_out and (threshold is None or is_open(steps)):
         fitted = fit_steps(steps, held_out, len(listings), search)
         steps = list(fitted.steps)
@@ -149,6 +150,20 @@ def match_listings(
         graph = graph.keep(graph.similarities >= np.float32(threshold), threshold=threshold)
     done = [split_step(step) for step in steps]
     return Matches(graph, ranking, threshold, calibration, done, expected, decision, candidates.recall)
+
+
+def _check_signals(listings: Listings, held_out: Sequence[HeldOut], steps: Sequence[Step]) -> None:
+    """A pair classifier learns from the signals that it will meet."""
+    if not any(split_step(step)[0] == "pair_classifier" for step in steps):
+        return
+    for name in ("titles", "phashes"):
+        known = getattr(listings, name) is not None
+        other = [part for part in held_out if (getattr(part, name) is not None) != known]
+        if other:
+            raise ValueError(
+                "pair_classifier needs the same columns of the listings to match and of the held-out training "
+                f"listings. Received: {name} of {'the former' if known else 'the latter'} alone."
+            )
 
 
 def _decision(

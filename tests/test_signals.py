@@ -364,3 +364,14 @@ def test_decision_names_the_threshold_that_cuts_as_well() -> None:
     steps = parse_steps("min2:threshold=.5,floor=.2")
     matches = match_listings(shop(31).listings(), threshold=0.9, steps=steps)
     assert "min2" in matches.decision and "threshold that was given" in matches.decision
+
+
+def test_step_says_that_it_is_the_held_out_listings_that_lack_a_column() -> None:
+    part, held_out = shop(31), shop(32)
+    blind = HeldOut(held_out.embeddings, held_out.labels)
+    with pytest.raises(ValueError, match="on the held-out training listings: this step needs the titles"):
+        match_listings(part.listings(), [blind], steps=["titles"])
+    with pytest.raises(ValueError, match="same columns .* Received: titles of the former alone"):
+        match_listings(part.listings(), [blind], steps=["pair_classifier"])
+    with pytest.raises(ValueError, match="same columns .* Received: titles of the latter alone"):
+        match_listings(Listings(part.embeddings), [held_out], steps=["pair_classifier"])

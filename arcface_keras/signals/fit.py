@@ -162,10 +162,13 @@ def _expected(parts: Sequence[RankedPart], n_rows: int, cut: bool) -> float:
 def _after(
     parts: Sequence[RankedPart], listings: Sequence[Listings], step: tuple[str, dict[str, Any]]
 ) -> list[RankedPart]:
-    return [
-        RankedPart(apply_listing_steps(part.graph, own, [step]), part.labels)
-        for part, own in zip(parts, listings, strict=True)
-    ]
+    try:
+        return [
+            RankedPart(apply_listing_steps(part.graph, own, [step]), part.labels)
+            for part, own in zip(parts, listings, strict=True)
+        ]
+    except ValueError as error:
+        raise ValueError(f"on the held-out training listings: {error}") from error
 
 
 def check_steps(steps: Sequence[Step]) -> list[tuple[str, dict[str, Any]]]:
