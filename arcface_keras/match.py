@@ -154,7 +154,7 @@ def match_listings(
 
 def _check_signals(listings: Listings, held_out: Sequence[HeldOut], steps: Sequence[Step]) -> None:
     """A pair classifier learns from the signals that it will meet."""
-    if not any(split_step(step)[0] == "pair_classifier" for step in steps):
+    if not len(listings) or not any(split_step(step)[0] == "pair_classifier" for step in steps):
         return
     for name in ("titles", "phashes"):
         known = getattr(listings, name) is not None
@@ -172,7 +172,8 @@ def _decision(
     if places:
         name, options = steps[places[-1]]
         shown = ",".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, dict))
-        return f"the step {name}{':' + shown if shown else ''} decides, because steps name it, and no step after it brings new pairs"
+        written = f"{name}:{shown}" if shown else name
+        return f"the step {written} decides, because steps name it, and no step after it brings new pairs"
     if calibration is None:
         return "the threshold that was given"
     for_whom = "" if calibration.n_rows == 1 else f", for {calibration.n_rows} listings"
