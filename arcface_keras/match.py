@@ -161,8 +161,8 @@ def _check_signals(listings: Listings, held_out: Sequence[HeldOut], steps: Seque
         other = [part for part in held_out if (getattr(part, name) is not None) != known]
         if other:
             raise ValueError(
-                "pair_classifier needs the same columns of the listings to match and of the held-out training "
-                f"listings. Received: {name} of {'the former' if known else 'the latter'} alone."
+                "pair_classifier needs the same columns of the listings to match and of the held-out "
+                f"training listings. Received: {name} of {'the former' if known else 'the latter'} alone."
             )
 
 
