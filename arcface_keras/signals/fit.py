@@ -11,6 +11,7 @@ import numpy as np
 from arcface_keras.calibrate import RankedPart, best_threshold, expected_score, mean_group_size
 from arcface_keras.held_out import HeldOut
 from arcface_keras.listings import Listings
+from arcface_keras.pairs import PairClassifier
 from arcface_keras.postprocess import STEPS, group_sizes
 from arcface_keras.postprocess.apply import Step, resolve_step, split_step
 from arcface_keras.signals.apply import apply_listing_steps, listing_steps
@@ -130,7 +131,7 @@ def fit_steps(
             n_rows = rows_to_calibrate_for(chosen, n_rows)
             continue
         combinations = _combinations(name, options, parts, listings, n_rows)
-        results = [_after(parts, listings, (name, each)) for each in combinations]
+        results = [_after(parts, listings, (name, each), search) for each in combinations]
         best = 0
         if len(combinations) > 1:
             cut = decides([*chosen, name])
@@ -160,11 +161,14 @@ def _expected(parts: Sequence[RankedPart], n_rows: int, cut: bool) -> float:
 
 
 def _after(
-    parts: Sequence[RankedPart], listings: Sequence[Listings], step: tuple[str, dict[str, Any]]
+    parts: Sequence[RankedPart],
+    listings: Sequence[Listings],
+    step: tuple[str, dict[str, Any]],
+    search: SearchOptions,
 ) -> list[RankedPart]:
     try:
         return [
-            RankedPart(apply_listing_steps(part.graph, own, [step]), part.labels)
+            RankedPart(apply_listing_steps(part.graph, own, [step], search), part.labels)
             for part, own in zip(parts, listings, strict=True)
         ]
     except ValueError as error:
@@ -181,6 +185,9 @@ def check_steps(steps: Sequence[Step]) -> list[tuple[str, dict[str, Any]]]:
 
 def _check_autos(plan: Sequence[tuple[str, dict[str, Any]]]) -> None:
     for name, options in plan:
+        given = options.get("classifier")
+        if given is not None and not isinstance(given, PairClassifier):
+            raise ValueError(f"{name}:classifier must be a PairClassifier. Received: classifier={given!r}.")
         for key, value in options.items():
             if name == "pair_classifier" and isinstance(value, Choices):
                 raise ValueError(f"{name}:{key} must be one value. Received: {tuple(value)}.")
