@@ -38,6 +38,7 @@ def plane(rows: np.ndarray, seed: int = 0) -> tuple[np.ndarray, str]:
     if len(rows) < _FEWEST_FOR_TSNE or spread < 1e-6:
         return flat, "principal components"
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     tsne = TSNE(
         metric="cosine",
@@ -46,7 +47,9 @@ def plane(rows: np.ndarray, seed: int = 0) -> tuple[np.ndarray, str]:
         learning_rate="auto",
         random_state=seed,
     )
-    return np.asarray(tsne.fit_transform(rows), dtype=np.float64), "t-SNE"
+    # On a busy machine threads that wait for each other make so few points ten times slower.
+    with threadpool_limits(1):
+        return np.asarray(tsne.fit_transform(rows), dtype=np.float64), "t-SNE"
 
 
 def _principal(rows: np.ndarray) -> np.ndarray:

@@ -166,8 +166,8 @@ def steps(rows: Sequence[dict[str, Any]]) -> Picture:
     named = [{**row, "step": _two_lines(str(row["step"]))} for row in rows]
     n = sum(row["how"] == "in order" for row in rows)
     text = (
-        "From the score without steps to that with all of them. Lines: 90 % interval of the gain over draws of "
-        "whole groups; diamonds: the step by itself."
+        "From the score without steps to that with all of them. Lines: 90 % interval of the gain over draws "
+        "of whole groups; diamonds: the step by itself."
     )
 
     def draw(axes: Any) -> None:
