@@ -44,6 +44,10 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "write submission.csv: the matches, or ranked lists by --format",
         ("out", *_RANKING, "new_share", *_SEARCH),
     ),
+    "report": (
+        "write report.html, one page to look at: scores, pictures and galleries of the matches",
+        ("out", "test", "images", "test_images", "memory_mb", "workers"),
+    ),
     "export": (
         "write the embedder as a TensorFlow SavedModel that takes uint8 photos of any size",
         ("out", "flip_average"),
@@ -88,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     stage: Callable[..., Any] = getattr(pipeline, options.command)
     extra = {"to": options.to} if options.command == "export" else {}
     result = stage(config, progress=not options.quiet, **extra)
-    if options.command == "export":
+    if options.command in ("export", "report"):
         print(f"wrote {result}")
     if options.command in ("demo", "run", "evaluate") and result:
         print(pipeline.score_table(result))
@@ -156,8 +160,9 @@ def _add_option(command: argparse.ArgumentParser, spec: Any, name: str, resuming
             flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text, dest=spec.name
         )
         return
+    flags = (flag, "--run") if (name, spec.name) == ("report", "out") else (flag,)
     command.add_argument(
-        flag,
+        *flags,
         type=_threshold if spec.name == "threshold" else kind,
         default=argparse.SUPPRESS,
         choices=choices_of(spec.name) or None,

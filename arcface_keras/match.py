@@ -231,7 +231,9 @@ def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[Hel
 
 
 def match(config: RunConfig, *, progress: bool = False) -> Matches:
-    """Match the embedded listings of a run; writes `neighbors.npz` and the threshold into `metrics.json`.
+    """Match the embedded listings of a run; writes `neighbors.npz`, `ranking.npz` and `metrics.json`.
+
+    The threshold stands in the latter; the ranking holds the candidates before it.
 
     Raises:
         ValueError: a stage before this one has not run.
@@ -259,6 +261,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
         steps=steps,
         threshold=config.threshold,
     )
+    matches.ranking.save(run.ranking)
     matches.graph.save(run.neighbors)
     unreadable = np.flatnonzero(~embeddings.rows.any(axis=1))
     facts: dict[str, Any] = {

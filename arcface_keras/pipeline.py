@@ -37,6 +37,7 @@ __all__ = [
     "evaluate",
     "export",
     "match",
+    "report",
     "run",
     "score_table",
     "submit",
@@ -156,6 +157,13 @@ def _submit_ranking(config: RunConfig, run: RunFolder, started: float, progress:
     }
     record_stage(run, config, "submit", facts, time.perf_counter() - started)
     return run.submission
+
+
+def report(config: RunConfig, *, progress: bool = False) -> Path:
+    """Write `report.html` into a matched run, see `arcface_keras.report.write_report`; returns its path."""
+    from arcface_keras.report import write_report
+
+    return write_report(config, progress=progress)
 
 
 def export(config: RunConfig, *, to: str | None = None, progress: bool = False) -> Path:

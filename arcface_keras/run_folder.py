@@ -17,9 +17,10 @@ __all__ = ["RunFolder", "begin_stage", "finished_stage", "merge_metrics", "recor
 
 _HELD: set[str] = set()
 _LATER = {
-    "train": ("embed", "embed_gallery", "match", "evaluate", "submit"),
-    "embed": ("embed_gallery", "match", "evaluate", "submit"),
-    "match": ("evaluate", "submit"),
+    "train": ("embed", "embed_gallery", "match", "evaluate", "submit", "report"),
+    "embed": ("embed_gallery", "match", "evaluate", "submit", "report"),
+    "match": ("evaluate", "submit", "report"),
+    "evaluate": ("report",),
 }
 
 
@@ -83,6 +84,14 @@ class RunFolder:
     @property
     def neighbors(self) -> Path:
         return self.path / "neighbors.npz"
+
+    @property
+    def ranking(self) -> Path:
+        return self.path / "ranking.npz"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
 
     @property
     def metrics(self) -> Path:
