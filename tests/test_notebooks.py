@@ -112,7 +112,8 @@ def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     package = str(Path(arcface_keras.__file__).parents[1])
     monkeypatch.setenv("ARCFACE_KERAS_NOTEBOOK_BUDGET", "small")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]))
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     monkeypatch.delenv("ARCFACE_KERAS_MNIST", raising=False)
 
