@@ -70,8 +70,8 @@ def arc_target(
 def with_target(batch: Batch, value: Floats, slope: Floats, s: float, **options: Any) -> Result:
     """Result of a head that changes the target cosine only.
 
-    `value` (B,) is T(theta), the cosine that the target's logit is `s` times of; `slope` (B,) is `dT/dtheta`, theta
-    in radians, `batch.target_theta`. `options` are those of the loss (see `cross_entropy`).
+    `value` (B,) is T(theta), by which the target's logit is `s * T`; `slope` (B,) is `dT/dtheta`. theta is
+    `batch.target_theta`, radians. `options` are those of the loss (see `cross_entropy`).
     """
     logits = s * batch.put_target(np.cos(batch.theta), value)
     slopes = s * batch.put_target(-np.sin(batch.theta), slope)
