@@ -13,7 +13,7 @@ from arcface_keras.ablation import ablate_listings
 from arcface_keras.calibrate import RankedPart
 from arcface_keras.config import RunConfig
 from arcface_keras.held_out import load_held_out
-from arcface_keras.match import configured_steps, load_listings, search_options
+from arcface_keras.match import load_listings, parse_steps, search_options
 from arcface_keras.metrics import row_f1
 from arcface_keras.report import facts, picks, pictures, summaries
 from arcface_keras.report.cards import Card, borderline_card, match_card
@@ -180,7 +180,7 @@ def _promised(data: RunData, grid: np.ndarray) -> np.ndarray | None:
 
 def _chosen_steps(data: RunData) -> list[tuple[str, dict[str, Any]]]:
     """The steps with what matching chose for them; a classifier, which the folder does not keep, is open."""
-    configured = configured_steps(data.config)
+    configured = parse_steps(data.config)
     if not is_open(configured):
         return configured
     return [
@@ -194,7 +194,7 @@ def _ablation(data: RunData) -> list[dict[str, Any]]:
     known = data.metrics.get("ablation")
     if known or data.labels is None or not data.run.held_out.exists() or not len(data):
         return list(known or []) if data.labels is not None else []
-    steps = configured_steps(data.config)
+    steps = parse_steps(data.config)
     held_out = load_held_out(data.run.held_out)
     if not steps or len(data) + sum(len(part.embeddings) for part in held_out) > ABLATE_UP_TO:
         return []
