@@ -18,7 +18,14 @@ from arcface_keras.match import Matches, match_listings
 from arcface_keras.metrics import row_f1
 from arcface_keras.signals import SearchOptions
 
-__all__ = ["ablate", "ablate_listings", "ablation_table", "draw_if_possible", "waterfall"]
+__all__ = [
+    "ablate",
+    "ablate_listings",
+    "ablation_table",
+    "draw_if_possible",
+    "draw_waterfall",
+    "waterfall",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -198,28 +205,31 @@ def waterfall(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".png":
         raise ValueError(f"The picture must be a file that ends in .png. Received: path={path}.")
-    by_how = {how: [row for row in rows if row.get("how") == how] for how in ("no step", "alone", "in order")}
-    if len(by_how["no step"]) != 1 or len(by_how["alone"]) != len(by_how["in order"]):
-        raise ValueError("rows must be those of `ablate`. Received: others.")
+    in_order = len(_by_how(rows)["in order"])
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             "waterfall needs matplotlib: pip install 'arcface-keras[report]' (or matplotlib>=3.8)."
         ) from error
-    figure = Figure(figsize=(9, 1.6 + 0.5 * (len(by_how["in order"]) + 2)), layout="constrained")
-    _draw(figure.add_subplot(), by_how["no step"][0], by_how["alone"], by_how["in order"])
+    figure = Figure(figsize=(9, 1.6 + 0.5 * (in_order + 2)), layout="constrained")
+    draw_waterfall(figure.add_subplot(), rows)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     return path
 
 
-def _draw(
-    axes: Any,
-    base: Mapping[str, Any],
-    alone: Sequence[Mapping[str, Any]],
-    ordered: Sequence[Mapping[str, Any]],
-) -> None:
+def _by_how(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    by_how = {how: [row for row in rows if row.get("how") == how] for how in ("no step", "alone", "in order")}
+    if len(by_how["no step"]) != 1 or len(by_how["alone"]) != len(by_how["in order"]):
+        raise ValueError("rows must be those of `ablate`. Received: others.")
+    return by_how
+
+
+def draw_waterfall(axes: Any, rows: Sequence[Mapping[str, Any]], *, ink: str = "black") -> None:
+    """Draw what `waterfall` draws into matplotlib axes, with lines and marks in the colour `ink`."""
+    by_how = _by_how(rows)
+    (base,), alone, ordered = by_how["no step"], by_how["alone"], by_how["in order"]
     names = ["no step", *(row["step"] for row in ordered), "all steps"]
     start = base["row_f1"]
     final = ordered[-1]["row_f1"] if ordered else start
@@ -230,8 +240,8 @@ def _draw(
     lines = range(1, len(ordered) + 1)
     axes.barh(lines, gains, left=before[:-1], color=colors)
     for line, row, level in zip(lines, ordered, before, strict=False):
-        axes.plot([level + row["gain_low"], level + row["gain_high"]], [line, line], color="black", lw=1)
-    axes.plot([row["row_f1"] for row in alone], lines, "D", ms=5, mfc="white", mec="black")
+        axes.plot([level + row["gain_low"], level + row["gain_high"]], [line, line], color=ink, lw=1)
+    axes.plot([row["row_f1"] for row in alone], lines, "D", ms=5, mfc="white", mec=ink)
     for line, (value, gain) in enumerate(zip([*before, final], [None, *gains, None], strict=True)):
         text = f" {value:.3f}" if gain is None else f" {gain:+.3f}"
         axes.annotate(text, (1.0, line), xycoords=("axes fraction", "data"), va="center")

@@ -44,6 +44,10 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "write submission.csv: the matches, or ranked lists by --format",
         ("out", *_RANKING, "new_share", *_SEARCH),
     ),
+    "report": (
+        "write report.html, one page to look at: scores, pictures and galleries of the matches",
+        ("out", "test", "images", "test_images", "memory_mb", "workers"),
+    ),
     "export": (
         "write the embedder as a TensorFlow SavedModel that takes uint8 photos of any size",
         ("out", "flip_average"),
@@ -53,7 +57,8 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 1 for an error that a message explains, 2 for usage."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser(resuming="--resume" in words).parse_args(words)
     logging.basicConfig(
         format="%(message)s",
         level=logging.WARNING if options.quiet else logging.INFO,
@@ -87,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     stage: Callable[..., Any] = getattr(pipeline, options.command)
     extra = {"to": options.to} if options.command == "export" else {}
     result = stage(config, progress=not options.quiet, **extra)
-    if options.command == "export":
+    if options.command in ("export", "report"):
         print(f"wrote {result}")
     if options.command in ("demo", "run", "evaluate") and result:
         print(pipeline.score_table(result))
@@ -104,12 +109,26 @@ def _configuration(command: str, given: dict[str, Any]) -> RunConfig:
 
         return demo_config(**given)
     if command in ("run", "train"):
-        return RunConfig.from_dict(given)
+        return _resumed(given) if given.get("resume") else RunConfig.from_dict(given)
     remembered = RunConfig.load(Path(given.get("out", RunConfig().out)) / "run.json")
     return remembered.replace(**given)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _resumed(given: dict[str, Any]) -> RunConfig:
+    """What the training that was cut off was given, or one that ended; else what is given now."""
+    from arcface_keras._files import read_json
+
+    out = Path(given.get("out", RunConfig().out))
+    if (out / "checkpoint" / "training.json").exists():
+        remembered = RunConfig.from_dict(read_json(out / "checkpoint" / "training.json")["config"])
+    elif (out / "run.json").exists():
+        remembered = RunConfig.load(out / "run.json")
+    else:
+        return RunConfig.from_dict(given)
+    return remembered.replace(**given)
+
+
+def _parser(resuming: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="arcface-keras",
         description="Product matching with angular-margin embeddings: listings in, submission.csv out.",
@@ -120,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         for spec in dataclasses.fields(RunConfig):
             if spec.name in fields:
-                _add_option(command, spec, name)
+                _add_option(command, spec, name, resuming)
         if name == "export":
             command.add_argument(
                 "--to", metavar="FOLDER", help="folder to write (default: saved_model in the run folder)"
@@ -130,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_option(command: argparse.ArgumentParser, spec: Any, name: str) -> None:
+def _add_option(command: argparse.ArgumentParser, spec: Any, name: str, resuming: bool) -> None:
     """Add one option, absent unless given, so that only what the user gave overrides a run's own."""
     default = "runs/demo" if (name, spec.name) == ("demo", "out") else spec.default
     shown = "" if default is None else f" (default: {default})" if name in ("demo", "run", "train") else ""
@@ -141,12 +160,13 @@ def _add_option(command: argparse.ArgumentParser, spec: Any, name: str) -> None:
             flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text, dest=spec.name
         )
         return
+    flags = (flag, "--run") if (name, spec.name) == ("report", "out") else (flag,)
     command.add_argument(
-        flag,
+        *flags,
         type=_threshold if spec.name == "threshold" else kind,
         default=argparse.SUPPRESS,
         choices=choices_of(spec.name) or None,
-        required=name in ("run", "train") and spec.name in _required(name),
+        required=name in ("run", "train") and not resuming and spec.name in _required(name),
         metavar=None if choices_of(spec.name) else kind.__name__.upper().replace("STR", "TEXT"),
         help=text,
         dest=spec.name,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from arcface_keras._files import read_json
+from arcface_keras.recipes import recipe_values
 
 __all__ = ["RunConfig"]
 
@@ -78,9 +79,16 @@ class RunConfig:
     top_learning_rate: float = option(1e-3, "learning rate of neck and head on cached features")
     top_batch_size: int = option(128, "rows of cached features in a step")
     epochs: int = option(0, "passes over the photos that train the whole network, after the top")
+    freeze_backbone: bool = option(
+        False, "train neck and head alone, on cached features, whatever the recipe says of epochs"
+    )
     learning_rate: float = option(1e-4, "learning rate while the whole network is trained")
     batch_size: int = option(32, "photos in a step, and in a batch of the embed stage")
-    augment: Literal["light", "none"] = option("light", "random crop, flip and colour of training photos")
+    augment: Literal["light", "flip", "notebook", "none"] = option(
+        "light",
+        "views of training photos: light (crop, flip, colour), flip (mirror images), "
+        "notebook (both flips, hue, colour), none",
+    )
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = option(
         "float32", "arithmetic of the backbone; the head is always float32 at least"
     )
@@ -96,6 +104,49 @@ class RunConfig:
         None, "posting_id,fold: read where it exists, else written, so that several runs share their folds"
     )
     seed: int = option(0, "of weights, orders, augmentation and folds")
+
+    recipe: str | None = option(
+        None, "named settings, baseline or strong; what is given beside it overrides the recipe's value"
+    )
+    neck_batch_norm: bool = option(True, "batch normalisation between pooling and head")
+    batch_norm: Literal["frozen", "update"] = option(
+        "frozen", "batch statistics of the backbone while it is fine-tuned: kept as they came, or updated"
+    )
+    lr_schedule: Literal["cosine", "exponential", "constant"] = option(
+        "cosine", "learning rate of the whole network after its ramp"
+    )
+    ramp_epochs: float = option(0.0, "epochs over which the learning rate rises to its full value")
+    lr_start: float = option(1e-6, "learning rate at the start of the ramp")
+    lr_min: float = option(0.0, "learning rate that the schedule falls to")
+    lr_decay: float = option(0.8, "factor of every epoch of the exponential schedule")
+    head_lr_factor: float = option(1.0, "learning rate of neck and head over that of the backbone")
+    m_start: float | None = option(None, "margin at the start, from which it rises to m (default: m)")
+    s_start: float | None = option(None, "scale at the start, from which it moves to s (default: s)")
+    margin_epochs: float = option(0.0, "epochs over which margin and scale move, in the first training")
+    margin_power: float = option(0.0, "margin of a class: m times (its rows / rows of the smallest) ^ -power")
+    sample_weight_power: float = option(0.0, "weight of a photo: (rows of its group) ^ -power, mean 1")
+    clip_norm: float = option(10.0, "largest norm of all gradients together; 0: any")
+    weight_decay: float = option(0.0, "decoupled weight decay of kernels while the whole network is trained")
+    ema: float = option(
+        0.0, "momentum of the average of the weights that is kept instead of the last; 0: none"
+    )
+    cutmix: float = option(0.0, "share of photos that get a patch of another one")
+    accumulate: int = option(1, "steps whose gradients make one update")
+    jit_compile: bool = option(False, "compile training steps with XLA; never worth it on a CPU")
+    devices: Literal["auto", "one"] = option("auto", "train on all GPUs or the TPU, or on one device")
+    deterministic: bool = option(False, "deterministic ops: equal numbers on equal machines, slower")
+    validation_rows: float = option(
+        0.1, "share of rows kept out of larger groups to watch the classification, if all is trained"
+    )
+    monitor: Literal["none", "retrieval", "classification"] = option(
+        "none",
+        "what picks the epoch to keep and decides below: F1 on unseen groups, or loss on held-out rows",
+    )
+    patience: int = option(0, "stop after so many epochs in which the monitor did not improve; 0: never")
+    reduce_on_plateau: int = option(0, "halve the learning rate after so many epochs of no gain; 0: never")
+    tensorboard: bool = option(False, "write curves for TensorBoard into the run folder")
+    checkpoint_steps: int = option(0, "also save after so many steps within an epoch; 0: every epoch only")
+    resume: bool = option(False, "go on with a training of this run folder that was cut off")
 
     flip_average: bool = option(True, "embed each photo and its mirror image, and take the mean")
     embed_engine: Literal["tensorflow", "openvino"] = option(
@@ -146,7 +197,28 @@ class RunConfig:
     )
     workers: int | None = option(None, "threads that decode photos (default: all processors)")
 
+    def __new__(cls, *values: Any, **named: Any) -> "RunConfig":
+        """Remember what was given, because a recipe fills in the rest."""
+        config = super().__new__(cls)
+        names = [spec.name for spec in dataclasses.fields(cls)]
+        object.__setattr__(config, "_given", {*names[: len(values)], *named})
+        return config
+
     def __post_init__(self) -> None:
+        if self.recipe is not None:
+            given = self.__dict__["_given"]
+            batch_size = self.batch_size
+            for name, value in recipe_values(self.recipe, batch_size).items():
+                if name not in given:
+                    object.__setattr__(self, name, value)
+        if self.freeze_backbone and self.epochs:
+            if "epochs" in self.__dict__.get("_given", ("epochs",)):
+                raise ValueError(
+                    "epochs must be 0 where the backbone is frozen. "
+                    f"Received: epochs={self.epochs}, freeze_backbone=True."
+                )
+            object.__setattr__(self, "epochs", 0)
+        self.__dict__.pop("_given", None)
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
@@ -173,8 +245,11 @@ class RunConfig:
         return (default if self.embedding_size is None else self.embedding_size) or None
 
     def replace(self, **changes: Any) -> "RunConfig":
-        """Return a copy with some values changed; an unknown name is an error."""
-        return RunConfig.from_dict(dataclasses.asdict(self) | changes)
+        """Return a copy with some values changed; an unknown name is an error, a recipe brings its values."""
+        recipe = changes.get("recipe")
+        batch_size = changes.get("batch_size", self.batch_size)
+        values = {} if recipe is None else recipe_values(recipe, batch_size)
+        return RunConfig.from_dict(dataclasses.asdict(self) | values | changes)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
@@ -226,6 +301,25 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("new_share", 0.0, 1.0),
     ("workers", 1, 4096),
     ("m", 0.0, math.pi / 2),
+    ("m_start", 0.0, math.pi / 2),
+    ("s_start", 1e-3, 1e4),
+    ("ramp_epochs", 0.0, 1e5),
+    ("lr_start", 0.0, 10.0),
+    ("lr_min", 0.0, 10.0),
+    ("lr_decay", 1e-3, 1.0),
+    ("head_lr_factor", 1e-3, 1e4),
+    ("margin_epochs", 0.0, 1e5),
+    ("margin_power", 0.0, 4.0),
+    ("sample_weight_power", 0.0, 4.0),
+    ("clip_norm", 0.0, 1e6),
+    ("weight_decay", 0.0, 10.0),
+    ("ema", 0.0, 0.99999),
+    ("cutmix", 0.0, 1.0),
+    ("accumulate", 1, 100_000),
+    ("validation_rows", 0.0, 0.5),
+    ("patience", 0, 100_000),
+    ("reduce_on_plateau", 0, 100_000),
+    ("checkpoint_steps", 0, 10**9),
 )
 
 

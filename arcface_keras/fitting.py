@@ -1,36 +1,98 @@
-"""Fitting a network: the top on cached features, or all of it on photos; one learning-rate rule for both."""
+"""Fitting a network: the top on cached features, or all of it on photos."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from arcface_keras._progress import progress_bar
-from arcface_keras.data.augment import augment_batch
-from arcface_keras.data.images import image_dataset
+from arcface_keras.config import RunConfig
 from arcface_keras.models import build_trainer
+from arcface_keras.training.batches import Batches, group_weights, photo_batches
+from arcface_keras.training.checkpoints import State
+from arcface_keras.training.course import Choice, Course, Saving
+from arcface_keras.training.devices import check_replicas
+from arcface_keras.training.failures import Position
+from arcface_keras.training.history import HistoryRow
+from arcface_keras.training.loop import run_course
+from arcface_keras.training.mix_trainer import MixTrainer
+from arcface_keras.training.monitors import Watched, watch_features, watch_photos
+from arcface_keras.training.optimizers import fine_tuning_optimizer
+from arcface_keras.training.schedules import LearningRate
 
-__all__ = ["HistoryRow", "fit_top", "fit_whole"]
+__all__ = ["Circumstances", "HistoryRow", "fit_top", "fit_whole"]
 
-HistoryRow = dict[str, Any]
+logger = logging.getLogger(__name__)
 
 
-class _Watch(keras.callbacks.Callback):
-    """One tqdm bar over all epochs, with the loss beside it; training ends when the loss is not finite."""
+@dataclass(frozen=True, eq=False)
+class Circumstances:
+    """What a training is watched, saved and shown by; nothing of it changes what is learnt in an epoch.
 
-    def __init__(self, epochs: int, desc: str, enabled: bool) -> None:
-        super().__init__()
-        self.bar = progress_bar(epochs, desc, "epochs", enabled)
+    Attributes:
+        stage: name in the history and beside the bar.
+        history: rows of the trainings before, to which the new ones are added.
+        watched: rows to score the network on after every epoch.
+        choice: what decides which epoch is kept.
+        saving: where the state goes.
+        state: where to go on; None to begin.
+        names: (n,) names of the rows learnt, for messages.
+        on_epoch: called with all history rows after every epoch.
+        tensorboard: folder for TensorBoard.
+        progress: show a bar.
+    """
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        loss = (logs or {}).get("loss", float("nan"))
-        self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-        self.bar.update()
-        self.model.stop_training = self.model.stop_training or not np.isfinite(loss)
+    stage: str
+    history: list[HistoryRow] = field(default_factory=list)
+    watched: Watched | None = None
+    choice: Choice = field(default_factory=Choice)
+    saving: Saving = field(default_factory=Saving)
+    state: State | None = None
+    names: Sequence[Any] | np.ndarray | None = None
+    on_epoch: Callable[[list[HistoryRow]], None] | None = None
+    tensorboard: Path | None = None
+    progress: bool = False
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self.bar.close()
+    def course(
+        self,
+        trainer: keras.Model,
+        kept: keras.Model,
+        steps: int,
+        rows_of: Callable[[int], np.ndarray],
+        probe: Callable[[], dict[str, float]] | None,
+        factor: Any = None,
+    ) -> Course:
+        """Make the callback, set to where `state` says."""
+        journal = self.saving.journal
+
+        def files_of(step: int) -> list[str]:
+            names = [f"row {row}" for row in rows_of(step)]
+            return names if self.names is None else [str(self.names[row]) for row in rows_of(step)]
+
+        def safe() -> str:
+            kept_state = journal is not None and journal.load(self.saving.part) is not None
+            return (
+                "The last checkpoint is whole: `train --resume` goes on from it."
+                if kept_state
+                else "Nothing was saved yet."
+            )
+
+        course = Course(
+            Position(self.stage, steps, files_of, safe if journal is not None else str),
+            kept,
+            list(self.history),
+            probe=probe,
+            choice=self.choice,
+            factor=factor,
+            saving=self.saving,
+            on_epoch=self.on_epoch,
+        )
+        if self.state is not None:
+            course.restore(trainer, self.state)
+        return course
 
 
 def fit_top(
@@ -45,6 +107,9 @@ def fit_top(
     seed: int,
     stage: str = "top",
     progress: bool = False,
+    weights: np.ndarray | None = None,
+    watched_features: np.ndarray | None = None,
+    circumstances: Circumstances | None = None,
 ) -> list[HistoryRow]:
     """Train neck and head on the cached features of several views, with Adam and a cosine decay to zero.
 
@@ -63,26 +128,55 @@ def fit_top(
         seed: of the order of the rows.
         stage: name in the history and beside the bar.
         progress: show a bar.
+        weights: float32 (n,), weight of each row in the loss.
+        watched_features: float32 (N, D) of the whole catalogue, for `circumstances.watched`.
+        circumstances: what the training is watched and saved by; `stage` and `progress` are then its own.
 
     Returns:
-        One row per epoch: stage, epoch, loss (with the margin), accuracy (without), learning_rate.
-    """
-    import tensorflow as tf
+        One row per epoch: stage, epoch, loss (with the margin), accuracy (without), learning_rate, and the
+        scores of what is watched, after the rows of `circumstances.history`.
 
+    Raises:
+        ValueError: the loss is not finite; the message names step and rows.
+    """
+    around = circumstances or Circumstances(stage, progress=progress)
+    if not epochs:
+        return list(around.history)
     views, count, dim = features.shape
-    flat = tf.constant(features.reshape(views * count, dim))
-    targets = tf.constant(np.tile(labels, views))
+    flat = features.reshape(views * count, dim)
     batch = min(batch_size, views * count)
-    rows = tf.data.Dataset.range(views * count).shuffle(views * count, seed=seed).repeat()
-    dataset = rows.batch(batch, drop_remainder=True).map(
-        lambda i: (tf.gather(flat, i), tf.gather(targets, i))
-    )
-    history = _fit(
-        build_trainer(neck, head), dataset, epochs, -(-count // batch), learning_rate, stage, progress
-    )
-    if epochs:
-        _set_exact_moments(neck, features.reshape(views * count, dim))
-    return history
+    steps = -(-count // batch)
+    tables = [flat, np.tile(labels, views)]
+    if weights is not None:
+        tables.append(np.tile(weights, views))
+    trainer = build_trainer(neck, head)
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, epochs * steps)
+    trainer.compile(optimizer=fine_tuning_optimizer(rate))
+    probe = None
+    if around.watched is not None and watched_features is not None:
+        scores = watch_features(trainer, around.watched, watched_features)
+
+        def probe() -> dict[str, float]:
+            _set_exact_moments(neck, flat[: 2 * count])
+            return scores()
+
+    order = _top_order(views * count, batch, seed, epochs * steps)
+
+    def rows_of(step: int) -> np.ndarray:
+        return order[step] % count
+
+    course = around.course(trainer, neck, steps, rows_of, probe)
+
+    def dataset(step: int) -> Any:
+        import tensorflow as tf
+
+        constants = [tf.constant(table) for table in tables]
+        batches = tf.data.Dataset.from_tensor_slices(order[step:])
+        return batches.map(lambda i: tuple(tf.gather(constant, i) for constant in constants))
+
+    run_course(trainer, dataset, course, epochs, progress=around.progress, tensorboard=around.tensorboard)
+    _set_exact_moments(neck, flat)
+    return course.standing.history
 
 
 def fit_whole(
@@ -90,93 +184,101 @@ def fit_whole(
     head: keras.Layer,
     paths: Sequence[Any] | np.ndarray,
     labels: np.ndarray,
+    config: RunConfig,
     *,
-    epochs: int,
-    learning_rate: float,
-    batch_size: int,
-    augment: bool,
-    seed: int,
-    workers: int | None = None,
-    stage: str = "whole",
-    progress: bool = False,
+    watched_paths: np.ndarray | None = None,
+    circumstances: Circumstances | None = None,
 ) -> list[HistoryRow]:
-    """Train the whole network on photos, with Adam, clipped gradients and a cosine decay to zero.
+    """Train the whole network on photos, as the configuration says.
 
-    The backbone's batch statistics stay those it came with (`build_trainer` sees to it); its weights learn.
+    With `batch_norm="frozen"`, the default, the backbone's batch statistics stay those it came with, and
+    nothing is dropped in it; its weights learn.
 
     Args:
         embedder: a model of `build_embedder`.
         head: a margin head.
         paths: n files.
         labels: int64 (n,).
-        epochs, learning_rate, batch_size, seed, stage, progress: as for `fit_top`.
-        augment: show views of `augment_batch` instead of the photos.
-        workers: photos decoded at once.
+        config: epochs, rates, batches, augmentation and the like.
+        watched_paths: files of the whole catalogue, for `circumstances.watched`.
+        circumstances: what the training is watched and saved by.
 
     Returns:
         One row per epoch, as `fit_top` gives.
+
+    Raises:
+        ValueError: the loss is not finite (the message names step and files), a photo can no longer be
+            read, or the batch does not fit the devices.
+        MemoryError: a step did not fit into memory.
     """
+    around = circumstances or Circumstances("whole")
+    if not config.epochs:
+        return list(around.history)
+    batches = Batches(len(paths), min(config.batch_size, len(paths)), config.seed)
+    statistics = "stay frozen" if config.batch_norm == "frozen" else "are updated"
+    logger.info("%s: batch statistics of the backbone %s (--batch-norm)", around.stage, statistics)
+    trainer = MixTrainer(embedder, head, batch_norm_statistics=config.batch_norm)
+    replicas = trainer.distribute_strategy.num_replicas_in_sync
+    check_replicas(replicas, batches.batch_size, config.accumulate)
+    factor = keras.Variable(1.0, trainable=False, name="rate_factor") if config.reduce_on_plateau else None
+    rate = LearningRate(
+        config.learning_rate,
+        batches.steps,
+        config.epochs,
+        config.lr_schedule,
+        config.ramp_epochs,
+        config.lr_start,
+        config.lr_min,
+        config.lr_decay,
+        factor,
+    )
+    optimizer = fine_tuning_optimizer(
+        rate,
+        [*trainer.neck.trainable_variables, *head.trainable_variables],
+        factor=config.head_lr_factor,
+        clip_norm=config.clip_norm,
+        weight_decay=config.weight_decay,
+        ema=config.ema,
+        accumulate=config.accumulate,
+        scale_loss=config.precision == "mixed_float16",
+    )
+    trainer.compile(optimizer=optimizer, jit_compile=config.jit_compile)
+    probe = None
+    if around.watched is not None and watched_paths is not None:
+        probe = watch_photos(
+            trainer, around.watched, watched_paths, batch_size=config.batch_size, workers=config.workers
+        )
+    course = around.course(trainer, embedder, batches.steps, batches.rows, probe, factor)
+    power = config.sample_weight_power
+
+    def dataset(step: int) -> Any:
+        return photo_batches(
+            batches,
+            paths,
+            labels,
+            int(embedder.input_shape[1]),
+            first_step=step,
+            last_step=config.epochs * batches.steps,
+            augment=config.augment,
+            cutmix=config.cutmix,
+            weights=group_weights(labels, power) if power else None,
+            seed=config.seed,
+            workers=config.workers,
+        )
+
+    run_course(
+        trainer, dataset, course, config.epochs, progress=around.progress, tensorboard=around.tensorboard
+    )
+    return course.standing.history
+
+
+def _top_order(count: int, batch: int, seed: int, steps: int) -> np.ndarray:
+    """int64 (steps, batch): rows of every step, in orders that TensorFlow's global seed and `seed` give."""
     import tensorflow as tf
 
-    size, batch = int(embedder.input_shape[1]), min(batch_size, len(paths))
-    dataset = image_dataset(
-        paths,
-        size,
-        batch,
-        labels=labels,
-        shuffle=True,
-        seed=seed,
-        repeat=True,
-        drop_remainder=True,
-        workers=workers,
-    )
-    if augment:
-        seeds = tf.data.Dataset.counter().map(lambda number: tf.stack([tf.cast(seed, tf.int64), number]))
-        dataset = tf.data.Dataset.zip((dataset, seeds)).map(
-            lambda pair, draw: (augment_batch(pair[0], draw), pair[1]),
-            num_parallel_calls=2,
-            deterministic=True,
-        )
-    trainer = build_trainer(embedder, head)
-    return _fit(
-        trainer, dataset.prefetch(2), epochs, max(1, len(paths) // batch), learning_rate, stage, progress
-    )
-
-
-def _fit(
-    trainer: keras.Model,
-    dataset: Any,
-    epochs: int,
-    steps: int,
-    learning_rate: float,
-    stage: str,
-    progress: bool,
-) -> list[HistoryRow]:
-    if not epochs:
-        return []
-    schedule = keras.optimizers.schedules.CosineDecay(learning_rate, epochs * steps)
-    trainer.compile(optimizer=keras.optimizers.Adam(schedule, global_clipnorm=10.0))
-    result = trainer.fit(
-        dataset,
-        epochs=epochs,
-        steps_per_epoch=steps,
-        shuffle=False,
-        verbose=0,
-        callbacks=[_Watch(epochs, f"training {stage}", progress)],
-    )
-    losses = result.history["loss"]
-    if not np.isfinite(losses[-1]):
-        raise ValueError(
-            "the loss must stay finite; a smaller learning rate or margin may help. "
-            f"Received: loss={losses[-1]} in epoch {len(losses)} of stage {stage!r}, "
-            f"learning_rate={learning_rate:g}."
-        )
-    rates = [float(schedule(steps * epoch)) for epoch in range(epochs)]
-    accuracies = result.history["accuracy"]
-    return [
-        {"stage": stage, "epoch": epoch, "loss": loss, "accuracy": accuracy, "learning_rate": rate}
-        for epoch, (loss, accuracy, rate) in enumerate(zip(losses, accuracies, rates, strict=False), start=1)
-    ]
+    rows = tf.data.Dataset.range(count).shuffle(count, seed=seed).repeat()
+    batches = rows.batch(batch, drop_remainder=True)
+    return np.stack(list(batches.take(steps).as_numpy_iterator()))
 
 
 def _set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:

@@ -13,6 +13,7 @@ from arcface_keras.listings import Listings
 __all__ = ["HeldOut", "load_held_out", "save_held_out"]
 
 _FACTS = "listings.json"
+_KEYS = {"labels", "titles", "phashes"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,13 @@ def load_held_out(folder: str | Path) -> list[HeldOut]:
     folder = Path(folder)
     if not (folder / _FACTS).exists():
         raise ValueError(f"held-out listings must be a folder with {_FACTS}. Received: {folder}.")
+    parts = read_json(folder / _FACTS)
+    if not isinstance(parts, list) or not all(
+        isinstance(facts, dict) and set(facts) >= _KEYS for facts in parts
+    ):
+        raise ValueError(
+            f"{folder / _FACTS} must list {sorted(_KEYS)} of every part. Received: other content."
+        )
     return [
         HeldOut(
             Embeddings.load(folder / f"fold-{number}"),
@@ -74,7 +82,7 @@ def load_held_out(folder: str | Path) -> list[HeldOut]:
             _column(facts["titles"]),
             _column(facts["phashes"]),
         )
-        for number, facts in enumerate(read_json(folder / _FACTS))
+        for number, facts in enumerate(parts)
     ]
 
 

@@ -59,4 +59,4 @@ class Listings:
 def column_or_none(values: Sequence[Any]) -> tuple[str, ...] | None:
     """A column of the catalogue as text; None where all of it is empty, which is to say missing."""
     column = tuple(str(value) for value in values)
-    return column if any(column) or not column else None
+    return column if any(value.strip() for value in column) or not column else None

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from arcface_keras._checks import check_number
 from arcface_keras._files import read_json, write_json
 from arcface_keras.calibrate import Calibration, calibrate_threshold, expected_score
 from arcface_keras.config import RunConfig
@@ -18,16 +19,15 @@ from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.listings import Listings, column_or_none
 from arcface_keras.neighbors import NeighborGraph
+from arcface_keras.neighbors.auto import engine_taken
 from arcface_keras.pairs import PairClassifier
 from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
 from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
-from arcface_keras.signals.apply import searches_again
-from arcface_keras.signals.fit import DECIDING, rows_to_calibrate_for
+from arcface_keras.signals.fit import check_steps, deciding_places, rows_to_calibrate_for
 
 __all__ = [
     "Matches",
-    "configured_steps",
     "load_listings",
     "match",
     "match_embeddings",
@@ -37,6 +37,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+UNLIKE_SHARES = 0.1
+"""Difference in the share of listings with a title that is worth a warning."""
 
 _COMMA = re.compile(r",(?![^({\[]*[)}\]])")
 """A comma outside brackets."""
@@ -56,7 +59,8 @@ class Matches:
         expected_f1: mean row F1 that held-out groups promise; None where none were asked. Of a classifier's
             probabilities it is an upper bound, as it takes no account of the size of the catalogue.
         decision: what decides, in words.
-        recall: measured share of the true neighbours that the search found.
+        recall: measured share of the true neighbours that the search found, the lowest where a step searched
+            again.
     """
 
     graph: NeighborGraph
@@ -118,18 +122,22 @@ def match_listings(
         ValueError: neither a threshold nor held-out listings, or a step is left open without the latter.
     """
     search, steps = search or SearchOptions(), list(steps)
-    places = [number for number, step in enumerate(steps) if split_step(step)[0] in DECIDING]
+    if threshold is not None:
+        threshold = check_number("threshold", threshold)
+    places = deciding_places(steps)
     fitted = None
     if not held_out and is_open(steps):
         raise ValueError(f"steps left open need held-out listings. Received: none, steps={steps}.")
     if not held_out and threshold is None and not places:
         raise ValueError("matching needs a threshold or held-out listings. Received: neither.")
+    _check_signals(listings, held_out, steps)
+    _warn_of_other_shares(listings, held_out, steps)
     if held_out and (threshold is None or is_open(steps)):
         fitted = fit_steps(steps, held_out, len(listings), search)
         steps = list(fitted.steps)
     candidates = search.neighbors(listings.embeddings)
-    ranking = apply_listing_steps(candidates, listings, steps[: places[0]] if places else steps)
-    graph = apply_listing_steps(ranking, listings, steps[places[0] :]) if places else ranking
+    ranking = apply_listing_steps(candidates, listings, steps[: places[0]] if places else steps, search)
+    graph = apply_listing_steps(ranking, listings, steps[places[0] :], search) if places else ranking
     n_rows = rows_to_calibrate_for(steps, len(listings))
     calibration, expected = None, None
     if threshold is None and not places and fitted is not None:
@@ -137,13 +145,52 @@ def match_listings(
         threshold, expected = calibration.threshold, calibration.expected_f1
     elif fitted is not None and threshold is None:
         expected = expected_score(fitted.parts, n_rows)
+    cut = places and threshold is not None
     decision = _decision([split_step(step) for step in steps], places, calibration)
+    decision += ", and the threshold that was given cuts what it leaves" if cut else ""
     if threshold is not None:
         if graph.threshold is not None and not places:
             threshold = max(threshold, graph.threshold)
         graph = graph.keep(graph.similarities >= np.float32(threshold), threshold=threshold)
     done = [split_step(step) for step in steps]
-    return Matches(graph, ranking, threshold, calibration, done, expected, decision, candidates.recall)
+    recall = min(each.recall for each in (candidates, ranking) if each.recall is not None)
+    return Matches(graph, ranking, threshold, calibration, done, expected, decision, recall)
+
+
+def _check_signals(listings: Listings, held_out: Sequence[HeldOut], steps: Sequence[Step]) -> None:
+    """A pair classifier learns from the signals that it will meet."""
+    if not len(listings) or not any(split_step(step)[0] == "pair_classifier" for step in steps):
+        return
+    for name in ("titles", "phashes"):
+        known = getattr(listings, name) is not None
+        other = [part for part in held_out if (getattr(part, name) is not None) != known]
+        if other:
+            raise ValueError(
+                "pair_classifier needs the same columns of the listings to match and of the held-out "
+                f"training listings. Received: {name} of {'the former' if known else 'the latter'} alone."
+            )
+
+
+def _warn_of_other_shares(listings: Listings, held_out: Sequence[HeldOut], steps: Sequence[Step]) -> None:
+    """Thresholds of titles and hashes hold where as many listings have one."""
+    names = {split_step(step)[0] for step in steps}
+    for column, users in (
+        ("titles", {"titles", "pair_classifier"}),
+        ("phashes", {"phash", "pair_classifier"}),
+    ):
+        others = [value for part in held_out for value in getattr(part, column) or ()]
+        own = getattr(listings, column) or ()
+        if not names & users or not own or not others:
+            continue
+        shares = [float(np.mean([bool(value) for value in values])) for values in (own, others)]
+        if abs(shares[0] - shares[1]) > UNLIKE_SHARES:
+            logger.warning(
+                "%.0f %% of the listings to match have %s, but %.0f %% of the held-out ones that steps and "
+                "threshold are chosen on: the expected F1 will not hold",
+                100 * shares[0],
+                column,
+                100 * shares[1],
+            )
 
 
 def _decision(
@@ -152,7 +199,8 @@ def _decision(
     if places:
         name, options = steps[places[-1]]
         shown = ",".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, dict))
-        return f"the step {name}{':' + shown if shown else ''} decides, because steps name it last"
+        written = f"{name}:{shown}" if shown else name
+        return f"the step {written} decides, because steps name it, and no step after it brings new pairs"
     if calibration is None:
         return "the threshold that was given"
     for_whom = "" if calibration.n_rows == 1 else f", for {calibration.n_rows} listings"
@@ -167,17 +215,15 @@ def search_options(config: RunConfig, progress: bool = False) -> SearchOptions:
     return SearchOptions(config.k, config.engine, config.target_recall, config.memory_mb, progress)
 
 
-def configured_steps(config: RunConfig) -> list[tuple[str, dict[str, Any]]]:
-    """The steps of a configuration; those that search again do so with its engine, unless they name one."""
-    return [
-        (name, {"engine": config.engine, **options} if searches_again(name) else options)
-        for name, options in parse_steps(config.steps)
-    ]
-
-
 def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[HeldOut] = ()) -> Listings:
-    """The listings of a run: their embeddings, with the titles and hashes that `embed` left beside them."""
+    """The listings of a run: their embeddings, with the titles and hashes that `embed` left beside them.
+
+    Raises:
+        ValueError: the stage `embed` has not run, or its file is another.
+    """
     facts = read_json(run.require(run.listings, "embed"))
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(n), list) for n in ("titles", "phashes")):
+        raise ValueError(f"{run.listings} must hold the lists titles and phashes. Received: other content.")
     training_titles = tuple(title for part in held_out for title in part.titles or ())
     return Listings(
         embeddings, column_or_none(facts["titles"]), column_or_none(facts["phashes"]), training_titles
@@ -185,7 +231,9 @@ def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[Hel
 
 
 def match(config: RunConfig, *, progress: bool = False) -> Matches:
-    """Match the embedded listings of a run; writes `neighbors.npz` and the threshold into `metrics.json`.
+    """Match the embedded listings of a run; writes `neighbors.npz`, `ranking.npz` and `metrics.json`.
+
+    The threshold stands in the latter; the ranking holds the candidates before it.
 
     Raises:
         ValueError: a stage before this one has not run.
@@ -197,8 +245,9 @@ def match(config: RunConfig, *, progress: bool = False) -> Matches:
 
 def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
     started = time.perf_counter()
+    # A misspelt step must not strike out the matches that are there.
+    steps = check_steps(parse_steps(config.steps))
     begin_stage(run, "match")
-    steps = configured_steps(config)
     embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
     chooses = config.threshold is None or is_open(steps)
     held_out = []
@@ -212,6 +261,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
         steps=steps,
         threshold=config.threshold,
     )
+    matches.ranking.save(run.ranking)
     matches.graph.save(run.neighbors)
     unreadable = np.flatnonzero(~embeddings.rows.any(axis=1))
     facts: dict[str, Any] = {
@@ -219,7 +269,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
         "decision": matches.decision,
         "expected_f1": matches.expected_f1,
         "steps": [[name, _plain(options)] for name, options in matches.steps],
-        "engine": config.engine,
+        "engine": engine_taken(config.engine, len(embeddings), embeddings.dim),
         "recall": matches.recall,
         "listings": len(embeddings),
         "pairs": int(matches.graph.counts.sum()) - len(embeddings),
@@ -256,9 +306,9 @@ def parse_steps(text: str) -> list[tuple[str, dict[str, Any]]]:
         options = {}
         for part in filter(None, _COMMA.split(written)):
             key, equals, value = part.partition("=")
-            if not equals or not key.isidentifier():
+            if not equals or not key.isidentifier() or key in options:
                 raise ValueError(
-                    f"a step must be written name:option=value,option=value. Received: {word!r}."
+                    f"a step must be written name:option=value,option=value, each once. Received: {word!r}."
                 )
             several = value.split("|")
             options[key] = _literal(value) if len(several) == 1 else Choices(map(_literal, several))

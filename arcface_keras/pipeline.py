@@ -19,10 +19,10 @@ from arcface_keras.held_out import load_held_out
 from arcface_keras.lookup import gallery_source, look_up, ranking_format, ranking_score
 from arcface_keras.match import (
     Matches,
-    configured_steps,
     load_listings,
     match,
     match_listings,
+    parse_steps,
     search_options,
 )
 from arcface_keras.neighbors import NeighborGraph
@@ -37,6 +37,7 @@ __all__ = [
     "evaluate",
     "export",
     "match",
+    "report",
     "run",
     "score_table",
     "submit",
@@ -109,7 +110,7 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
         {"name": "every listing alone", "threshold": None, "row_f1": self_only_f1(labels)},
         {"name": "equal image_phash", "threshold": None, "row_f1": equal_phash_f1(listings.phashes, labels)},
     ]
-    steps, search = configured_steps(config), search_options(config)
+    steps, search = parse_steps(config.steps), search_options(config)
     ways = [("trained embedder", run.embeddings, run.held_out)]
     if run.embeddings_untrained.exists():
         ways.insert(0, ("untrained backbone", run.embeddings_untrained, run.held_out_untrained))
@@ -168,6 +169,13 @@ def _submit_ranking(config: RunConfig, run: RunFolder, started: float, progress:
     }
     record_stage(run, config, "submit", facts, time.perf_counter() - started)
     return run.submission
+
+
+def report(config: RunConfig, *, progress: bool = False) -> Path:
+    """Write `report.html` into a matched run, see `arcface_keras.report.write_report`; returns its path."""
+    from arcface_keras.report import write_report
+
+    return write_report(config, progress=progress)
 
 
 def export(config: RunConfig, *, to: str | None = None, progress: bool = False) -> Path:

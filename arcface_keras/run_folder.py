@@ -13,13 +13,14 @@ from arcface_keras._files import read_json, write_json
 from arcface_keras.config import RunConfig
 from arcface_keras.facts import data_facts, git_facts, machine_facts, peak_memory_mb, versions
 
-__all__ = ["RunFolder", "begin_stage", "merge_metrics", "record_stage", "required_path"]
+__all__ = ["RunFolder", "begin_stage", "finished_stage", "merge_metrics", "record_stage", "required_path"]
 
 _HELD: set[str] = set()
 _LATER = {
-    "train": ("embed", "embed_gallery", "match", "evaluate", "submit"),
-    "embed": ("embed_gallery", "match", "evaluate", "submit"),
-    "match": ("evaluate", "submit"),
+    "train": ("embed", "embed_gallery", "match", "evaluate", "submit", "report"),
+    "embed": ("embed_gallery", "match", "evaluate", "submit", "report"),
+    "match": ("evaluate", "submit", "report"),
+    "evaluate": ("report",),
 }
 
 
@@ -47,6 +48,10 @@ class RunFolder:
     @property
     def folds(self) -> Path:
         return self.path / "folds.csv"
+
+    @property
+    def history_picture(self) -> Path:
+        return self.path / "history.png"
 
     @property
     def held_out(self) -> Path:
@@ -79,6 +84,14 @@ class RunFolder:
     @property
     def neighbors(self) -> Path:
         return self.path / "neighbors.npz"
+
+    @property
+    def ranking(self) -> Path:
+        return self.path / "ranking.npz"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
 
     @property
     def metrics(self) -> Path:
@@ -179,6 +192,11 @@ def record_stage(
     kept = {name: old for name, old in content.get("stages", {}).items() if name not in _LATER.get(stage, ())}
     content["stages"] = kept | {stage: entry}
     write_json(run.run_json, content)
+
+
+def finished_stage(run: RunFolder, stage: str) -> bool:
+    """Whether a stage has run to its end, and what it wrote is still its own."""
+    return run.run_json.exists() and stage in read_json(run.run_json).get("stages", {})
 
 
 def begin_stage(run: RunFolder, stage: str) -> None:

@@ -1,17 +1,16 @@
 """The stage `train`: labelled listings in, an embedder and held-out embeddings for the threshold out."""
 
-import csv
+import importlib.util
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from arcface_keras._files import atomic_path
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.folds_file import write_folds
@@ -20,13 +19,16 @@ from arcface_keras.data.perceptual import with_hashes
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.feature_cache import cached_features
 from arcface_keras.features import affordable_views, embed_photos
-from arcface_keras.fitting import HistoryRow, fit_top, fit_whole
 from arcface_keras.heads import HEADS
 from arcface_keras.heads.create import create_head
 from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.listings import column_or_none
 from arcface_keras.models import build_embedder, save_embedder, split_embedder
-from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
+from arcface_keras.parts import Material, Workshop, check_monitor, check_same_training, training_facts
+from arcface_keras.run_folder import RunFolder, begin_stage, finished_stage, record_stage, required_path
+from arcface_keras.training.checkpoints import Journal
+from arcface_keras.training.devices import training_strategy
+from arcface_keras.training.history import HistoryRow, draw_history, write_history
 from arcface_keras.training_folds import training_folds
 
 __all__ = ["log_unreadable", "new_embedder", "train"]
@@ -34,17 +36,6 @@ __all__ = ["log_unreadable", "new_embedder", "train"]
 logger = logging.getLogger(__name__)
 
 _SHOWN = 20
-
-
-@dataclass(frozen=True)
-class _Material:
-    """What the trainings of one run share: readable listings, their labels and folds, cached features."""
-
-    catalogue: Catalogue
-    labels: np.ndarray
-    classes: list[str]
-    folds: np.ndarray
-    features: np.ndarray
 
 
 def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
@@ -66,40 +57,84 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
         ValueError: bad options, a bad catalogue (all problems at once), or fewer than four separate groups.
     """
     create_head(HEADS, config.head, [1, 2])
+    check_monitor(config)
+    if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ImportError("--tensorboard needs the package tensorboard: pip install tensorboard")
     run = RunFolder(Path(config.out))
     with run.exclusive():
-        _train(config, run, progress)
+        journal = Journal(run.path / "checkpoint")
+        if config.resume and finished_stage(run, "train") and not journal.begun:
+            journal.discard()
+            logger.info("train: %s is trained, there is nothing to go on with", run.path)
+        else:
+            _train(config, run, journal, progress)
     return run
 
 
-def _train(config: RunConfig, run: RunFolder, progress: bool) -> None:
+def _train(config: RunConfig, run: RunFolder, journal: Journal, progress: bool) -> None:
     started = time.perf_counter()
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(config.precision)
     try:
-        catalogue, unreadable = _readable_listings(config, progress)
-        keras.utils.set_random_seed(config.seed)
-        embedder = new_embedder(config)
-        material = _prepare(config, embedder, catalogue, progress)
-        kept = material.folds != (-1 if config.calibrates_on_folds else 0)
-        history = _fit(config, material, kept, embedder, "", progress)
-        held_out = _held_out(config, material, embedder, history, progress)
+        strategy = training_strategy(config.devices)
+        with strategy.scope():
+            catalogue, unreadable = _readable_listings(config, progress)
+            facts = training_facts(config, catalogue)
+            resumed = _resumed(config, journal, facts)
+            keras.utils.set_random_seed(config.seed)
+            embedder = new_embedder(config)
+            material = _prepare(config, embedder, catalogue, progress)
+            kept = material.folds != (-1 if config.calibrates_on_folds else 0)
+            if not resumed:
+                journal.begin(facts)
+            workshop = Workshop(config, run, journal, material, progress)
+            history = _fit_embedder(workshop, kept, embedder)
+            held_out = _held_out(workshop, embedder, history)
     finally:
         keras.config.set_dtype_policy(policy)
     begin_stage(run, "train")
     write_folds(run.folds, catalogue.posting_ids, material.folds)
     save_embedder(embedder, run.embedder, _metadata(config, material, kept))
-    _write_history(run.history, history)
+    write_history(run.history, history)
     save_held_out(run.held_out, held_out)
     save_held_out(run.held_out_untrained, _untrained(config, material))
-    facts = {
+    draw_history(run.history_picture, history)
+    outcome = {
         "listings": len(catalogue),
         "groups": len(material.classes),
         "unreadable": unreadable,
         "views": len(material.features),
         "folds": int(material.folds.max()) + 1,
+        "devices": int(strategy.num_replicas_in_sync),
     }
-    record_stage(run, config, "train", facts, time.perf_counter() - started)
+    record_stage(run, config.replace(resume=False), "train", outcome, time.perf_counter() - started)
+    journal.discard()
+
+
+def _resumed(config: RunConfig, journal: Journal, facts: dict[str, Any]) -> bool:
+    """Whether to go on with what was cut off: it is asked for, there is something, and it is the same."""
+    if not config.resume or not journal.begun:
+        if config.resume:
+            logger.info("train: nothing to go on with in %s, so this begins", journal.folder)
+        return False
+    check_same_training(journal.facts(), facts)
+    logger.info("train: going on from %s", journal.folder)
+    return True
+
+
+def _fit_embedder(workshop: Workshop, kept: np.ndarray, embedder: keras.Model) -> list[HistoryRow]:
+    """Train the embedder of the run, or take it from the journal where that is done."""
+    done = workshop.journal.finished("embedder")
+    if done is not None:
+        for number, variable in enumerate(embedder.weights):
+            variable.assign(done.arrays[f"weight{number}"])
+        return done.facts["history"]
+    history = workshop.fit(kept, embedder, "embedder", "", [])
+    weights = {f"weight{i}": keras.ops.convert_to_numpy(v) for i, v in enumerate(embedder.weights)}
+    workshop.journal.finish("embedder", {"history": history}, weights)
+    return history
 
 
 def new_embedder(config: RunConfig) -> keras.Model:
@@ -109,7 +144,7 @@ def new_embedder(config: RunConfig) -> keras.Model:
         config.image_size,
         embedding_size=config.embedding_length,
         pooling=config.pooling,
-        batch_norm=True,
+        batch_norm=config.neck_batch_norm,
         dropout=config.dropout,
         weights=config.weights,
         pixel_range=None if config.pixel_range == "auto" else config.pixel_range,
@@ -134,13 +169,13 @@ def _readable_listings(config: RunConfig, progress: bool) -> tuple[Catalogue, di
     return catalogue.take(kept), {str(catalogue.posting_ids[row]): reason for row, reason in bad.items()}
 
 
-def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, progress: bool) -> _Material:
+def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, progress: bool) -> Material:
     if not len(catalogue):
         raise ValueError(f"training needs photos that can be read. Received: none in {config.train}.")
     labels, classes, folds = training_folds(config, catalogue, progress=progress)
     logger.info("train: %d listings of %d groups, %d folds", len(catalogue), len(classes), folds.max() + 1)
     extractor = split_embedder(embedder)[0]
-    views = config.views if config.augment == "light" else min(config.views, 2)
+    views = min(config.views, 2) if config.augment == "none" or not config.top_epochs else config.views
     features = cached_features(
         extractor,
         catalogue.paths,
@@ -152,78 +187,40 @@ def _prepare(config: RunConfig, embedder: keras.Model, catalogue: Catalogue, pro
         cache=config.cache,
         progress=progress,
     )
-    return _Material(catalogue, labels, classes, folds, features)
+    return Material(catalogue, labels, classes, folds, features)
 
 
-def _fit(
-    config: RunConfig,
-    material: _Material,
-    kept: np.ndarray,
-    model: keras.Model,
-    suffix: str,
-    progress: bool,
-    neck: keras.Model | None = None,
-) -> list[HistoryRow]:
-    """Run the recipe on the kept rows: the neck of `model` (or the one given), then the whole of it."""
-    _, labels, counts = np.unique(material.labels[kept], return_inverse=True, return_counts=True)
-    head = create_head(HEADS, config.head, counts, s=config.s, m=config.m, name="head")
-    history = fit_top(
-        split_embedder(model)[1] if neck is None else neck,
-        head,
-        material.features[:, kept],
-        labels.astype(np.int64),
-        epochs=config.top_epochs,
-        learning_rate=config.top_learning_rate,
-        batch_size=config.top_batch_size,
-        seed=config.seed,
-        stage=f"top{suffix}",
-        progress=progress,
-    )
-    if config.epochs:
-        history += fit_whole(
-            model,
-            head,
-            material.catalogue.paths[kept],
-            labels.astype(np.int64),
-            epochs=config.epochs,
-            learning_rate=config.learning_rate,
-            batch_size=config.batch_size,
-            augment=config.augment == "light",
-            seed=config.seed,
-            workers=config.workers,
-            stage=f"whole{suffix}",
-            progress=progress,
-        )
-    return history
-
-
-def _held_out(
-    config: RunConfig,
-    material: _Material,
-    embedder: keras.Model,
-    history: list[HistoryRow],
-    progress: bool,
-) -> list[HeldOut]:
+def _held_out(workshop: Workshop, embedder: keras.Model, history: list[HistoryRow]) -> list[HeldOut]:
     """Embed each fold with a network trained without it; in a hold-out run that is the embedder itself."""
+    config, material, progress = workshop.config, workshop.material, workshop.progress
     if not config.calibrates_on_folds:
         return [_embed_fold(config, material, 0, embedder, progress)]
     parts = []
     for fold in range(int(material.folds.max()) + 1):
-        keras.utils.set_random_seed(config.seed + 1 + fold)
-        kept, suffix = material.folds != fold, f" without fold {fold}"
-        if config.epochs:
-            other = new_embedder(config)
-            history += _fit(config, material, kept, other, suffix, progress)
-            parts.append(_embed_fold(config, material, fold, other, progress))
+        name = f"fold-{fold}"
+        done = workshop.journal.finished(name)
+        if done is None:
+            keras.utils.set_random_seed(config.seed + 1 + fold)
+            kept, suffix = material.folds != fold, f" without fold {fold}"
+            if config.epochs:
+                other = new_embedder(config)
+                rows = workshop.fit(kept, other, name, suffix, history)
+                part = _embed_fold(config, material, fold, other, progress)
+            else:
+                neck = keras.models.clone_model(split_embedder(embedder)[1])
+                rows = workshop.fit(kept, embedder, name, suffix, history, neck)
+                part = _fold_of_features(config, material, fold, neck)
+            workshop.journal.finish(name, {"history": rows}, {"rows": part.embeddings.rows})
         else:
-            neck = keras.models.clone_model(split_embedder(embedder)[1])
-            history += _fit(config, material, kept, embedder, suffix, progress, neck)
-            parts.append(_fold_of_features(config, material, fold, neck))
+            rows = done.facts["history"]
+            part = _part(material, np.flatnonzero(material.folds == fold), [done.arrays["rows"]])
+        history += rows
+        parts.append(part)
     return parts
 
 
 def _embed_fold(
-    config: RunConfig, material: _Material, fold: int, embedder: keras.Model, progress: bool
+    config: RunConfig, material: Material, fold: int, embedder: keras.Model, progress: bool
 ) -> HeldOut:
     rows = np.flatnonzero(material.folds == fold)
     (values,) = embed_photos(
@@ -238,7 +235,7 @@ def _embed_fold(
     return _part(material, rows, [values])
 
 
-def _fold_of_features(config: RunConfig, material: _Material, fold: int, neck: keras.Model | None) -> HeldOut:
+def _fold_of_features(config: RunConfig, material: Material, fold: int, neck: keras.Model | None) -> HeldOut:
     """Embed a fold from its cached features: the photo, and its mirror image if these are averaged."""
     rows = np.flatnonzero(material.folds == fold)
     views = material.features[: 2 if config.flip_average else 1, rows]
@@ -248,7 +245,7 @@ def _fold_of_features(config: RunConfig, material: _Material, fold: int, neck: k
     return _part(material, rows, values)
 
 
-def _part(material: _Material, rows: np.ndarray, views: Sequence[np.ndarray]) -> HeldOut:
+def _part(material: Material, rows: np.ndarray, views: Sequence[np.ndarray]) -> HeldOut:
     ids = [str(name) for name in material.catalogue.posting_ids[rows]]
     mean = np.mean([Embeddings.normalized(ids, view).rows for view in views], axis=0)
     return HeldOut(
@@ -259,12 +256,12 @@ def _part(material: _Material, rows: np.ndarray, views: Sequence[np.ndarray]) ->
     )
 
 
-def _untrained(config: RunConfig, material: _Material) -> list[HeldOut]:
+def _untrained(config: RunConfig, material: Material) -> list[HeldOut]:
     folds = range(int(material.folds.max()) + 1)
     return [_fold_of_features(config, material, fold, None) for fold in folds]
 
 
-def _metadata(config: RunConfig, material: _Material, kept: np.ndarray) -> dict[str, Any]:
+def _metadata(config: RunConfig, material: Material, kept: np.ndarray) -> dict[str, Any]:
     return {
         "classes": [material.classes[number] for number in np.unique(material.labels[kept])],
         "backbone": config.backbone,
@@ -274,12 +271,3 @@ def _metadata(config: RunConfig, material: _Material, kept: np.ndarray) -> dict[
         "m": config.m,
         "flip_average": config.flip_average,
     }
-
-
-def _write_history(path: Path, history: list[HistoryRow]) -> None:
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(
-            file, ["stage", "epoch", "loss", "accuracy", "learning_rate"], lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(history)

@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
 PIECES = [
@@ -26,6 +27,7 @@ def keras_hub_or_skip() -> Any:
 def bert_preset(folder: Path, *, lowercase: bool = True) -> Path:
     """A BERT of two small layers with its tokenizer, as `save_to_preset` writes them."""
     keras_hub = keras_hub_or_skip()
+    keras.utils.set_random_seed(0)
     encoder = keras_hub.models.BertBackbone(
         vocabulary_size=len(PIECES),
         num_layers=2,

@@ -81,7 +81,7 @@ def test_config_every_field_has_help_and_a_plain_type() -> None:
     for spec in dataclasses.fields(RunConfig):
         assert spec.metadata["help"]
         assert type_of(spec.name) in (str, int, float, bool)
-    assert choices_of("augment") == ("light", "none")
+    assert choices_of("augment") == ("light", "flip", "notebook", "none")
     assert choices_of("out") == ()
 
 
@@ -94,3 +94,11 @@ def test_config_load_names_a_missing_or_odd_file(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"well formed. Received: .*run.json"):
         RunConfig.load(tmp_path / "run.json")
+
+
+def test_config_frozen_backbone_trains_no_epoch_of_the_whole() -> None:
+    assert RunConfig(freeze_backbone=True).epochs == 0
+    frozen = RunConfig(recipe="strong", freeze_backbone=True)
+    assert (frozen.epochs, frozen.top_epochs, frozen.calibrates_on_folds) == (0, 20, True)
+    with pytest.raises(ValueError, match="epochs must be 0 where the backbone is frozen. Received: epochs=3"):
+        RunConfig(freeze_backbone=True, epochs=3)

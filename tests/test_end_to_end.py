@@ -169,6 +169,7 @@ def test_titles_and_ablation_work_on_a_run(command: Run, demo: tuple[Path, str],
     assert "auto must be for one of" in error
 
 
+@pytest.mark.slow
 def test_run_equals_its_stages_one_by_one(command: Run, own_data: dict[str, Path], tmp_path: Path) -> None:
     command("run", *flags(own_data), *SMALL, "--quiet", "--out", "whole", cwd=tmp_path)
     command(
@@ -280,6 +281,7 @@ def test_stage_before_run_again_makes_later_work_stale(tmp_path: Path) -> None:
     assert list(json.loads(run.run_json.read_text())["stages"]) == ["train", "embed"]
 
 
+@pytest.mark.slow
 def test_ranked_submissions_and_export_of_a_trained_run(
     command: Run, trained: Path, own_data: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -1,12 +1,21 @@
 """Matching: steps written as text, the threshold given or calibrated, rows without a direction."""
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from arcface_keras._files import write_json
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut
-from arcface_keras.match import configured_steps, match_embeddings, parse_steps
+from arcface_keras.listings import Listings
+from arcface_keras.match import match, match_embeddings, match_listings, parse_steps
+from arcface_keras.neighbors import find_neighbors
+from arcface_keras.neighbors.auto import engine_taken
+from arcface_keras.signals import SearchOptions
 
 
 def test_steps_are_read_from_text() -> None:
@@ -24,7 +33,7 @@ def test_steps_are_read_from_text() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["cap:50", "cap:k=5,=3", "cap:1k=5"])
+@pytest.mark.parametrize("text", ["cap:50", "cap:k=5,=3", "cap:1k=5", "cap:k=5,k=6"])
 def test_steps_badly_written_are_named(text: str) -> None:
     with pytest.raises(ValueError, match="a step must be written name:option=value"):
         parse_steps(text)
@@ -89,12 +98,54 @@ def test_match_of_hardly_any_rows(count: int) -> None:
     assert matches.graph.to_lists(embeddings.ids) == [[f"r{i}"] for i in range(count)]
 
 
-def test_steps_that_search_again_take_the_engine_of_the_run() -> None:
-    config = RunConfig(engine="pruned", steps="alpha_query_expansion:k=3 cap:k=9 titles")
-    assert configured_steps(config) == [
-        ("alpha_query_expansion", {"engine": "pruned", "k": 3}),
-        ("cap", {"k": 9}),
-        ("titles", {}),
-    ]
-    named = RunConfig(engine="pruned", steps="alpha_query_expansion:engine=exact")
-    assert configured_steps(named) == [("alpha_query_expansion", {"engine": "exact"})]
+def test_steps_that_search_again_do_so_as_the_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def spy(embeddings: Any, k: int, threshold: Any = None, **options: Any) -> Any:
+        seen.append(options)
+        return find_neighbors(embeddings, k, threshold, **options)
+
+    # The package has a function of the module's name.
+    module = sys.modules["arcface_keras.postprocess.alpha_query_expansion"]
+    monkeypatch.setattr(module, "find_neighbors", spy)
+    search = SearchOptions(k=3, engine="pruned", target_recall=0.7, memory_mb=77)
+    part = HeldOut(three(), np.array([0, 0, 1]))
+    named = [("alpha_query_expansion", {"k": 2, "engine": "exact"})]
+    for steps in (["alpha_query_expansion"], named):
+        matches = match_listings(Listings(three()), [part], search=search, steps=steps)
+        assert matches.recall == 1.0
+    assert seen[:2] == [{"engine": "pruned", "memory_mb": 77, "target_recall": 0.7}] * 2
+    assert seen[2:] == [{"engine": "exact", "memory_mb": 77, "target_recall": 0.7}] * 2
+
+
+def test_engine_taken_is_named() -> None:
+    assert engine_taken("auto", 1000, 512) == "exact"
+    assert engine_taken("auto", 10_000_000, 512) == "pruned"
+    assert engine_taken("faiss_flat", 1000, 512) == "faiss_flat"
+
+
+def test_other_share_of_titles_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    part = HeldOut(three(), np.array([0, 0, 1]), ("kopi susu", "kopi", "teh"))
+    match_listings(Listings(three(), ("kopi", "teh", "roti")), [part], steps=["titles"])
+    assert caplog.text == ""
+    match_listings(Listings(three(), ("kopi", "", "")), [part], steps=["titles"])
+    assert "33 % of the listings to match have titles, but 100 % of the held-out ones" in caplog.text
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), "0.5"])
+def test_threshold_that_is_no_number_is_named(threshold: Any) -> None:
+    with pytest.raises(ValueError, match="threshold must be a finite number. Received: threshold="):
+        match_embeddings(three(), threshold=threshold)
+
+
+@pytest.mark.parametrize("steps", ["nosuch", "cap:nosuch=3", "cap:k=auto", "cap:k"])
+def test_misspelt_step_leaves_the_run_as_it_was(tmp_path: Path, steps: str) -> None:
+    three().save(tmp_path / "embeddings")
+    write_json(tmp_path / "listings.json", {"titles": [""] * 3, "phashes": [""] * 3})
+    config = RunConfig(out=str(tmp_path), steps="", threshold=0.6)
+    write_json(tmp_path / "run.json", {"config": {"out": str(tmp_path)}, "stages": {"embed": {}}})
+    match(config)
+    before = (tmp_path / "run.json").read_text()
+    with pytest.raises(ValueError, match="Received: "):
+        match(config.replace(steps=steps))
+    assert (tmp_path / "run.json").read_text() == before

@@ -326,7 +326,7 @@ def test_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
 
 
 KILLED = """if True:
-    import sys, numpy as np
+    import sys, time, numpy as np
     from arcface_keras.shards import ShardWriter
     rows = np.random.default_rng(5).standard_normal((120, 64)).astype(np.float32)
     some = ShardWriter(sys.argv[1], rows=120, dim=64, source={"model": "m"}, shard_rows=2)
@@ -334,6 +334,7 @@ KILLED = """if True:
     for number in some.missing:
         part = some.rows_of(number)
         some.write(number, rows[part], unreadable={0: "broken"} if number % 7 == 0 else None)
+        time.sleep(0.02)
     some.finish([str(i) for i in range(120)])
 """
 
@@ -351,12 +352,15 @@ def test_writer_killed_at_any_moment_ends_with_the_same_bytes(tmp_path: Path) ->
         wanted = 60 - left[-1] + rng.integers(1, 4)
         while process.poll() is None and len(list(killed.glob("emb-*.npy"))) < wanted:
             time.sleep(0.0005)
-        time.sleep(rng.uniform(0, 0.002))
+        time.sleep(rng.uniform(0, 0.025))
         process.send_signal(signal.SIGKILL)
         process.communicate()
+        if process.returncode == 0:
+            break  # a busy machine let it finish before the signal
         with pytest.raises(ValueError, match=r"must hold manifest.json"):
             open_shards(killed)
     subprocess.run([*command, str(killed)], check=True, capture_output=True)
     assert left[0] == 60
+    assert len(left) > 2
     assert left == sorted(set(left), reverse=True), "every process kept the shards of those before it"
     assert contents(killed) == contents(straight)

@@ -1,5 +1,6 @@
 """Titles, hashes and the unit veto as steps, and what steps leave open chosen on held-out listings."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -294,7 +295,7 @@ def test_open_steps_name_what_is_wrong() -> None:
         match_listings(Listings(embeddings), steps=parse_steps("min2:threshold=auto,floor=.1"))
     with pytest.raises(ValueError, match=r"auto must be for one of .*min2:floor.*Received: cap:k=auto"):
         match_listings(Listings(embeddings), [part], steps=[("cap", {"k": "auto"})])
-    with pytest.raises(ValueError, match="at most 200 combinations. Received: 400"):
+    with pytest.raises(ValueError, match="1 to 200 combinations. Received: 400"):
         grid = Choices(range(2, 22))
         steps = [("alpha_query_expansion", {"k": grid, "alpha": grid})]
         match_listings(Listings(embeddings), [part], steps=steps)
@@ -313,3 +314,66 @@ def test_column_without_a_value_is_missing() -> None:
 def pairs(graph: NeighborGraph) -> dict[tuple[int, int], float]:
     entries = zip(graph.row_numbers.tolist(), graph.indices.tolist(), strict=True)
     return dict(zip(entries, graph.similarities.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["alpha_query_expansion", "database_augmentation"])
+def test_engine_auto_is_an_engine_and_no_open_option(name: str) -> None:
+    steps = [(name, {"engine": "auto", "k": 3})]
+    part = shop(31)
+    assert not is_open(steps)
+    search = SearchOptions(k=20, engine="auto")
+    matches = match_listings(part.listings(), [shop(32)], search=search, steps=steps)
+    assert matches.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("min2:threshold=0.5,floor=0.9", "floor must not be above threshold. Received: floor=0.9"),
+        ("min2:threshold=0.5,floor=0.8|0.9", "floor must not be above threshold. Received: floor=0.8"),
+        ("min2:threshold=auto,floor=2", "floor must not be above threshold. Received: floor=2"),
+        ("min2:threshold=high,floor=0.2", "threshold must be a finite number. Received: threshold='high'"),
+        ("cap:k=[]|[]", "k must be a positive integer"),
+    ],
+)
+def test_steps_that_cannot_be_are_named_by_the_step(steps: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        match_listings(shop(31).listings(), [shop(32)], steps=parse_steps(steps))
+
+
+def test_thresholds_of_rounds_stand_beside_one_floor() -> None:
+    steps = parse_steps("neighborhood_blending:threshold=(.6,.5),floor=.3")
+    assert match_listings(shop(31).listings(), [shop(32)], steps=steps).steps == steps
+
+
+def test_choices_without_a_value_are_named() -> None:
+    with pytest.raises(ValueError, match="1 to 200 combinations. Received: 0 of step 'cap'"):
+        match_listings(shop(31).listings(), [shop(32)], steps=[("cap", {"k": Choices()})])
+
+
+@pytest.mark.parametrize("later", ["titles", "alpha_query_expansion:k=3", "pair_classifier:max_iter=20"])
+def test_candidates_after_a_deciding_step_need_a_threshold(later: str) -> None:
+    part, held_out = shop(31), [shop(32), shop(33)]
+    steps = parse_steps(f"min2:threshold=auto,floor=auto {later}")
+    matches = match_listings(part.listings(), held_out, search=SearchOptions(k=20), steps=steps)
+    assert matches.threshold is not None
+    assert matches.decision.startswith("a threshold chosen")
+    assert np.all(matches.graph.similarities >= np.float32(matches.threshold))
+
+
+def test_decision_names_the_threshold_that_cuts_as_well() -> None:
+    steps = parse_steps("min2:threshold=.5,floor=.2")
+    matches = match_listings(shop(31).listings(), threshold=0.9, steps=steps)
+    assert "min2" in matches.decision
+    assert "threshold that was given" in matches.decision
+
+
+def test_step_says_that_it_is_the_held_out_listings_that_lack_a_column() -> None:
+    part, held_out = shop(31), shop(32)
+    blind = HeldOut(held_out.embeddings, held_out.labels)
+    with pytest.raises(ValueError, match="on the held-out training listings: this step needs the titles"):
+        match_listings(part.listings(), [blind], steps=["titles"])
+    with pytest.raises(ValueError, match="same columns .* Received: titles of the former alone"):
+        match_listings(part.listings(), [blind], steps=["pair_classifier"])
+    with pytest.raises(ValueError, match="same columns .* Received: titles of the latter alone"):
+        match_listings(Listings(part.embeddings), [held_out], steps=["pair_classifier"])

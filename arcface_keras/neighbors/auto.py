@@ -32,7 +32,8 @@ def search(
     m, d = queries.shape
     cores = threads or available_cores()
     seconds = estimate_seconds(m, None if gallery is None else len(gallery), d, cores)
-    name, engine = ("exact", exact.search) if seconds <= LONGEST_SECONDS else ("pruned", pruned.search)
+    name = _fitting(seconds)
+    engine = exact.search if name == "exact" else pruned.search
     logger.info(
         "engine auto takes %s: all products of %d x %d rows take about %.0f s on %d cores (limit %.0f s)",
         name,
@@ -52,6 +53,15 @@ def search(
         progress=progress,
         target_recall=target_recall,
     )
+
+
+def engine_taken(engine: str, n: int, d: int) -> str:
+    """The engine that searches n rows of d columns among themselves: the one named, or what "auto" takes."""
+    return _fitting(estimate_seconds(n, None, d, available_cores())) if engine == "auto" else engine
+
+
+def _fitting(seconds: float) -> str:
+    return "exact" if seconds <= LONGEST_SECONDS else "pruned"
 
 
 def estimate_seconds(m: int, n: int | None, d: int, cores: int) -> float:

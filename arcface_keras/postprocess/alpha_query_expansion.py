@@ -20,6 +20,7 @@ def alpha_query_expansion(
     search_threshold: float | None = None,
     engine: str = "exact",
     memory_mb: float = 1024,
+    target_recall: float = 0.99,
 ) -> NeighborGraph:
     """Search again, everybody among everybody, with embeddings expanded by `expand_embeddings`.
 
@@ -30,7 +31,7 @@ def alpha_query_expansion(
         k: neighbours that each embedding is blended with, self counted.
         alpha: power of their similarity.
         search_k, search_threshold: bounds of the new search; those of the graph by default.
-        engine, memory_mb: as in `find_neighbors`.
+        engine, memory_mb, target_recall: as in `find_neighbors`.
 
     Raises:
         ValueError: where neither the graph nor the options bound the new search.
@@ -41,7 +42,7 @@ def alpha_query_expansion(
     """
     bounds = search_bounds("alpha_query_expansion", graph, search_k, search_threshold)
     expanded = expand_embeddings(graph, embeddings, k=k, alpha=alpha)
-    return find_neighbors(expanded, **bounds, engine=engine, memory_mb=memory_mb)
+    return find_neighbors(expanded, **bounds, engine=engine, memory_mb=memory_mb, target_recall=target_recall)
 
 
 def expand_embeddings(

@@ -26,6 +26,7 @@ def database_augmentation(
     search_threshold: float | None = None,
     engine: str = "exact",
     memory_mb: float = 1024,
+    target_recall: float = 0.99,
 ) -> NeighborGraph:
     """Search again among embeddings augmented by `augment_embeddings`.
 
@@ -35,7 +36,7 @@ def database_augmentation(
         sides: "both" searches augmented listings among augmented ones; "gallery" searches the listings as
             they are among augmented ones, so that similarity_ij and similarity_ji differ.
         search_k, search_threshold: bounds of the new search; those of the graph by default.
-        engine, memory_mb: as in `find_neighbors`.
+        engine, memory_mb, target_recall: as in `find_neighbors`.
 
     Raises:
         ValueError: where neither the graph nor the options bound the new search.
@@ -48,9 +49,10 @@ def database_augmentation(
     check_choice("sides", sides, get_args(Sides))
     bounds = search_bounds("database_augmentation", graph, search_k, search_threshold)
     augmented = augment_embeddings(graph, embeddings, k=k, weights=weights)
+    options = {**bounds, "engine": engine, "memory_mb": memory_mb, "target_recall": target_recall}
     if sides == "both":
-        return find_neighbors(augmented, **bounds, engine=engine, memory_mb=memory_mb)
-    return search_one_sided(embeddings, augmented, **bounds, engine=engine, memory_mb=memory_mb)
+        return find_neighbors(augmented, **options)
+    return search_one_sided(embeddings, augmented, **options)
 
 
 def augment_embeddings(

@@ -24,6 +24,7 @@ def neighborhood_blending(
     search_threshold: float | None = None,
     engine: str = "exact",
     memory_mb: float = 1024,
+    target_recall: float = 0.99,
 ) -> NeighborGraph:
     """Blend every embedding with its neighbourhood and search again, `rounds` times.
 
@@ -38,7 +39,7 @@ def neighborhood_blending(
         floor: of the nearest neighbour; likewise.
         rounds: how often to blend.
         search_k, search_threshold: bounds of the new searches; those of the graph by default.
-        engine, memory_mb: as in `find_neighbors`.
+        engine, memory_mb, target_recall: as in `find_neighbors`.
 
     Raises:
         ValueError: a floor is above its threshold, the graph does not reach down to the first floor, or
@@ -53,7 +54,9 @@ def neighborhood_blending(
     for high, low in cuts:
         neighborhood = min2(graph, embeddings, threshold=high, floor=low)
         embeddings = blend_neighborhoods(neighborhood, embeddings)
-        graph = find_neighbors(embeddings, **bounds, engine=engine, memory_mb=memory_mb)
+        graph = find_neighbors(
+            embeddings, **bounds, engine=engine, memory_mb=memory_mb, target_recall=target_recall
+        )
     return graph
 
 

@@ -68,7 +68,11 @@ def arc_target(
 
 
 def with_target(batch: Batch, value: Floats, slope: Floats, s: float, **options: Any) -> Result:
-    """Result of a head that changes the target cosine only; `value`, `slope` are (B,)."""
+    """Result of a head that changes the target cosine only.
+
+    `value` (B,) is T(theta), by which the target's logit is `s * T`; `slope` (B,) is `dT/dtheta`. theta is
+    `batch.target_theta`, radians. `options` are those of the loss (see `cross_entropy`).
+    """
     logits = s * batch.put_target(np.cos(batch.theta), value)
     slopes = s * batch.put_target(-np.sin(batch.theta), slope)
     return finish(batch, logits, slopes, s=s, **options)

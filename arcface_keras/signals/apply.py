@@ -13,15 +13,22 @@ from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.postprocess import STEPS
 from arcface_keras.postprocess.apply import Step, check_result, resolve_step
 from arcface_keras.postprocess.checks import check_listings
+from arcface_keras.signals.search import SearchOptions
 
 
-def apply_listing_steps(graph: NeighborGraph, listings: Listings, steps: Sequence[Step]) -> NeighborGraph:
+def apply_listing_steps(
+    graph: NeighborGraph,
+    listings: Listings,
+    steps: Sequence[Step],
+    search: SearchOptions | None = None,
+) -> NeighborGraph:
     """Apply steps one after the other.
 
     Args:
         graph: neighbours of the listings among themselves, from a search that is as wide as the steps need.
         listings: in the same order.
         steps: names in `STEPS` or `LISTING_STEPS`, or pairs of a name and a mapping of its options.
+        search: engine, recall and memory of steps that search again and do not name their own.
 
     Raises:
         ValueError: before anything is computed, where a step or option is unknown or an option is missing
@@ -30,6 +37,7 @@ def apply_listing_steps(graph: NeighborGraph, listings: Listings, steps: Sequenc
     check_listings(graph, listings.embeddings)
     of_listings = listing_steps()
     for name, step, options in [resolve_step(step, STEPS | of_listings) for step in steps]:
+        options = _of_search(name, step, search) | options
         if name in of_listings:
             result = step(graph, listings, **options)
         else:
@@ -44,6 +52,15 @@ def apply_listing_steps(graph: NeighborGraph, listings: Listings, steps: Sequenc
 def searches_again(name: str) -> bool:
     """Whether a step makes a new graph out of embeddings."""
     return name in STEPS and "engine" in inspect.signature(STEPS[name]).parameters
+
+
+def _of_search(name: str, step: Callable[..., Any], search: SearchOptions | None) -> dict[str, Any]:
+    """The options of a search that a step has as well; the engines of titles are others."""
+    if search is None:
+        return {}
+    names = ("engine", "target_recall", "memory_mb") if name in STEPS else ("memory_mb",)
+    known = inspect.signature(step).parameters
+    return {option: getattr(search, option) for option in names if option in known}
 
 
 def _without_a_say(graph: NeighborGraph, embeddings: Embeddings) -> np.ndarray:

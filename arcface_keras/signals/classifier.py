@@ -39,6 +39,8 @@ def pair_classifier(
     """
     if classifier is None:
         raise ValueError("pair_classifier needs held-out listings to be fitted on. Received: none.")
+    if not len(listings):
+        return graph
     part = _part(graph, listings, preset, k)
     return classifier.score(part.graphs, titles=part.titles, phashes=part.phashes)
 

@@ -11,6 +11,7 @@ import numpy as np
 from arcface_keras.calibrate import RankedPart, best_threshold, expected_score, mean_group_size
 from arcface_keras.held_out import HeldOut
 from arcface_keras.listings import Listings
+from arcface_keras.pairs import PairClassifier
 from arcface_keras.postprocess import STEPS, group_sizes
 from arcface_keras.postprocess.apply import Step, resolve_step, split_step
 from arcface_keras.signals.apply import apply_listing_steps, listing_steps
@@ -22,6 +23,15 @@ logger = logging.getLogger(__name__)
 
 DECIDING = ("min2", "chisel", "target_mean_size")
 """Steps after which every pair that is left is a match, without a threshold."""
+
+ADDING = (
+    "alpha_query_expansion",
+    "database_augmentation",
+    "neighborhood_blending",
+    "pair_classifier",
+    "titles",
+)
+"""Steps that bring new candidates, so that a decision before them is none any more."""
 
 TOLERANCE = 0.002
 MOST_CHOICES = 200
@@ -53,7 +63,14 @@ class FittedSteps:
 
 def decides(steps: Sequence[Step]) -> bool:
     """Whether steps leave matches rather than candidates."""
-    return any(split_step(step)[0] in DECIDING for step in steps)
+    return bool(deciding_places(steps))
+
+
+def deciding_places(steps: Sequence[Step]) -> list[int]:
+    """Places of the steps that decide: those of `DECIDING` that none of `ADDING` follows."""
+    names = [split_step(step)[0] for step in steps]
+    start = max((place + 1 for place, name in enumerate(names) if name in ADDING), default=0)
+    return [place for place in range(start, len(names)) if names[place] in DECIDING]
 
 
 def is_open(steps: Sequence[Step]) -> bool:
@@ -61,9 +78,14 @@ def is_open(steps: Sequence[Step]) -> bool:
     named = [split_step(step) for step in steps]
     return any(
         (name == "pair_classifier" and "classifier" not in options)
-        or any(isinstance(value, Choices) or value == "auto" for value in options.values())
+        or any(isinstance(value, Choices) or _is_auto(key, value) for key, value in options.items())
         for name, options in named
     )
+
+
+def _is_auto(key: str, value: Any) -> bool:
+    """Whether held-out listings are to choose a value; "auto" is also the name of an engine."""
+    return isinstance(value, str) and value == "auto" and key != "engine"
 
 
 def rows_to_calibrate_for(steps: Sequence[Step], n_rows: int) -> int:
@@ -95,9 +117,7 @@ def fit_steps(
         ValueError: a step or option is unknown, "auto" is not known for an option, or there are more than
             200 combinations.
     """
-    known = STEPS | listing_steps()
-    plan = [(name, options) for name, _, options in (resolve_step(step, known) for step in steps)]
-    _check_autos(plan)
+    plan = check_steps(steps)
     titles = tuple(title for part in held_out for title in part.titles or ())
     listings = [part.listings(titles) for part in held_out]
     parts = [RankedPart(search.neighbors(part.embeddings), part.labels) for part in held_out]
@@ -111,7 +131,7 @@ def fit_steps(
             n_rows = rows_to_calibrate_for(chosen, n_rows)
             continue
         combinations = _combinations(name, options, parts, listings, n_rows)
-        results = [_after(parts, listings, (name, each)) for each in combinations]
+        results = [_after(parts, listings, (name, each), search) for each in combinations]
         best = 0
         if len(combinations) > 1:
             cut = decides([*chosen, name])
@@ -141,20 +161,37 @@ def _expected(parts: Sequence[RankedPart], n_rows: int, cut: bool) -> float:
 
 
 def _after(
-    parts: Sequence[RankedPart], listings: Sequence[Listings], step: tuple[str, dict[str, Any]]
+    parts: Sequence[RankedPart],
+    listings: Sequence[Listings],
+    step: tuple[str, dict[str, Any]],
+    search: SearchOptions,
 ) -> list[RankedPart]:
-    return [
-        RankedPart(apply_listing_steps(part.graph, own, [step]), part.labels)
-        for part, own in zip(parts, listings, strict=True)
-    ]
+    try:
+        return [
+            RankedPart(apply_listing_steps(part.graph, own, [step], search), part.labels)
+            for part, own in zip(parts, listings, strict=True)
+        ]
+    except ValueError as error:
+        raise ValueError(f"on the held-out training listings: {error}") from error
+
+
+def check_steps(steps: Sequence[Step]) -> list[tuple[str, dict[str, Any]]]:
+    """Names and options of steps; an error where one is unknown, before anything is computed."""
+    known = STEPS | listing_steps()
+    plan = [(name, options) for name, _, options in (resolve_step(step, known) for step in steps)]
+    _check_autos(plan)
+    return plan
 
 
 def _check_autos(plan: Sequence[tuple[str, dict[str, Any]]]) -> None:
     for name, options in plan:
+        given = options.get("classifier")
+        if given is not None and not isinstance(given, PairClassifier):
+            raise ValueError(f"{name}:classifier must be a PairClassifier. Received: classifier={given!r}.")
         for key, value in options.items():
             if name == "pair_classifier" and isinstance(value, Choices):
                 raise ValueError(f"{name}:{key} must be one value. Received: {tuple(value)}.")
-            if value == "auto" and (name, key) not in AUTO:
+            if _is_auto(key, value) and (name, key) not in AUTO:
                 known = ", ".join(":".join(each) for each in AUTO)
                 raise ValueError(f"auto must be for one of {known}. Received: {name}:{key}=auto.")
 
@@ -171,17 +208,23 @@ def _combinations(
     for key, value in options.items():
         if isinstance(value, Choices):
             values[key] = value
-        elif value == "auto":
+        elif _is_auto(key, value):
             values[key] = AUTO[name, key](parts, listings, options, n_rows)
         else:
             values[key] = (value,)
     count = int(np.prod([len(each) for each in values.values()]))
-    if count > MOST_CHOICES:
+    if not 1 <= count <= MOST_CHOICES:
         raise ValueError(
-            f"a step must leave at most {MOST_CHOICES} combinations. Received: {count} of step {name!r}."
+            f"a step must leave 1 to {MOST_CHOICES} combinations. Received: {count} of step {name!r}."
         )
     found = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
-    return [each for each in found if not ("floor" in each and each["floor"] > each["threshold"])]
+    # Where none is left, the step itself says what is wrong with the first.
+    return [each for each in found if not _floor_is_above(each)] or found
+
+
+def _floor_is_above(options: dict[str, Any]) -> bool:
+    low, high = options.get("floor"), options.get("threshold")
+    return isinstance(low, int | float) and isinstance(high, int | float) and low > high
 
 
 def _grid_places(name: str, options: dict[str, Any], combinations: Sequence[dict[str, Any]]) -> np.ndarray:

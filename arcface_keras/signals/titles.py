@@ -57,6 +57,7 @@ def titles(
     """
     check_choice("rule", rule, get_args(Rule))
     check_number("offset", offset, low=-2.0, high=2.0)
+    check_number("weight", weight, above=0.0)
     found = title_neighbors(
         listings, preset=preset, fit=fit, expand=expand, k=k, engine=engine, memory_mb=memory_mb
     )

@@ -63,7 +63,7 @@ def new_title_embedder(config: RunConfig) -> TitleEmbedder:
         encoder,
         pieces.pad,
         embedding_size=config.embedding_length,
-        batch_norm=True,
+        batch_norm=config.neck_batch_norm,
         dropout=config.dropout,
     )
     return TitleEmbedder(model, TitleTokens(pieces, config.title_tokens), batch_size=config.batch_size)

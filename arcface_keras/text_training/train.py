@@ -1,6 +1,5 @@
 """The stage `train` of titles: labelled listings in, an embedder of titles and held-out embeddings out."""
 
-import csv
 import dataclasses
 import logging
 import time
@@ -11,7 +10,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from arcface_keras._files import atomic_path
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.folds_file import write_folds
@@ -21,12 +19,14 @@ from arcface_keras.heads.create import create_head
 from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.listings import column_or_none
 from arcface_keras.models import save_embedder, split_embedder
+from arcface_keras.parts import make_head
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 from arcface_keras.text_training.encoders import new_title_embedder
 from arcface_keras.text_training.features import title_features
 from arcface_keras.text_training.fitting import HistoryRow, fit_encoder, fit_neck
 from arcface_keras.text_training.titles import EMPTY, TitleEmbedder
 from arcface_keras.text_training.tokens import padded
+from arcface_keras.training.history import write_history
 from arcface_keras.training_folds import training_folds
 
 __all__ = ["train_titles"]
@@ -35,9 +35,11 @@ logger = logging.getLogger(__name__)
 
 _OF_PHOTOS = (
     *("backbone", "pixel_range", "weights", "image_size", "pooling", "views", "augment", "flip_average"),
-    *("compute_phash", "embed_engine"),
+    *("compute_phash", "embed_engine", "recipe", "batch_norm", "lr_schedule", "ramp_epochs", "lr_start"),
+    *("lr_min", "lr_decay", "head_lr_factor", "sample_weight_power", "clip_norm", "weight_decay", "ema"),
+    *("cutmix", "accumulate", "jit_compile", "devices", "deterministic", "validation_rows", "monitor"),
+    *("patience", "reduce_on_plateau", "tensorboard", "checkpoint_steps", "resume"),
 )
-_COLUMNS = ("stage", "epoch", "loss", "accuracy", "learning_rate")
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def train_titles(config: RunConfig, *, progress: bool = False) -> RunFolder:
     Raises:
         ImportError: keras_hub or the package of the encoder is not installed.
         ValueError: bad options, a bad catalogue (all problems at once), fewer than four separate groups, or
-            an option of photos that is not at its default.
+            an option of photos alone that is not at its default.
     """
     create_head(HEADS, config.head, [1, 2])
     _check_options(config)
@@ -88,7 +90,7 @@ def _check_options(config: RunConfig) -> None:
     if odd:
         received = ", ".join(f"{name}={getattr(config, name)!r}" for name in odd)
         raise ValueError(
-            "options of photos must be left at their defaults when titles are trained (--modality text). "
+            "options that training titles does not know must be left at their defaults (--modality text). "
             f"Received: {received}."
         )
 
@@ -110,7 +112,7 @@ def _train(config: RunConfig, run: RunFolder, progress: bool) -> None:
     begin_stage(run, "train")
     write_folds(run.folds, catalogue.posting_ids, material.folds)
     save_embedder(embedder.model, run.embedder, _metadata(config, material, kept, embedder))
-    _write_history(run.history, history)
+    write_history(run.history, history)
     save_held_out(run.held_out, held_out)
     folds = range(int(material.folds.max()) + 1)
     save_held_out(run.held_out_untrained, [_fold_of_features(material, fold, None) for fold in folds])
@@ -159,7 +161,7 @@ def _fit(
     """Run the recipe on the kept rows: the neck of `model` (or the one given), then the whole of it."""
     _, labels, counts = np.unique(material.labels[kept], return_inverse=True, return_counts=True)
     labels = labels.astype(np.int64)
-    head = create_head(HEADS, config.head, counts, s=config.s, m=config.m, name="head")
+    head = make_head(config, counts, -(-len(labels) // min(config.top_batch_size, len(labels))))
     history = fit_neck(
         split_embedder(model)[1] if neck is None else neck,
         head,
@@ -247,10 +249,3 @@ def _metadata(
         "s": config.s,
         "m": config.m,
     }
-
-
-def _write_history(path: Path, history: list[HistoryRow]) -> None:
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(history)

@@ -1,0 +1,92 @@
+"""What a run folder knows, read once for the page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arcface_keras._files import read_json
+from arcface_keras.config import RunConfig
+from arcface_keras.data.catalogue import encode_labels, read_catalogue
+from arcface_keras.embeddings import Embeddings
+from arcface_keras.neighbors import NeighborGraph
+from arcface_keras.run_folder import RunFolder, required_path
+
+__all__ = ["RunData", "collect"]
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """A matched run of n listings.
+
+    Attributes:
+        config: of the run.
+        run: its folder.
+        ids, titles, paths: n names, titles ("" where there is none) and image files.
+        groups: n texts of the true groups, None without labels.
+        labels: int64 (n,), the groups numbered, None without labels.
+        embeddings: n rows, zero where a photo could not be read.
+        matches: what the submission holds.
+        ranking: the candidates before the threshold, None where the folder does not keep them.
+        metrics: of `metrics.json`.
+        facts: of `run.json`.
+    """
+
+    config: RunConfig
+    run: RunFolder
+    ids: tuple[str, ...]
+    titles: tuple[str, ...]
+    paths: tuple[Path, ...]
+    groups: tuple[str, ...] | None
+    labels: np.ndarray | None
+    embeddings: Embeddings
+    matches: NeighborGraph
+    ranking: NeighborGraph | None
+    metrics: dict[str, Any]
+    facts: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def candidates(self) -> NeighborGraph:
+        """The ranking, or the matches alone where it is not kept."""
+        return self.matches if self.ranking is None else self.ranking
+
+
+def collect(config: RunConfig) -> RunData:
+    """Read a run whose listings have been embedded and matched; a photo that is gone does no harm.
+
+    Raises:
+        ValueError: a stage before has not run, or `test` is not the file that was embedded.
+    """
+    run = RunFolder(Path(config.out))
+    matches = NeighborGraph.load(run.require(run.neighbors, "match"))
+    embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
+    listings = read_catalogue(
+        required_path(config, "test"),
+        config.test_images or required_path(config, "images"),
+        missing_images="keep",
+    )
+    ids = tuple(str(name) for name in listings.posting_ids)
+    if ids != embeddings.ids or len(ids) != matches.n_rows:
+        raise ValueError(
+            "test must be the file that was embedded and matched. "
+            f"Received: test={config.test} with other ids."
+        )
+    groups = None if listings.label_groups is None else tuple(str(group) for group in listings.label_groups)
+    return RunData(
+        config=config,
+        run=run,
+        ids=ids,
+        titles=tuple(str(title) for title in listings.titles),
+        paths=tuple(listings.paths),
+        groups=groups,
+        labels=None if groups is None else encode_labels(groups)[0],
+        embeddings=embeddings,
+        matches=matches,
+        ranking=NeighborGraph.load(run.ranking) if run.ranking.exists() else None,
+        metrics=read_json(run.require(run.metrics, "match")),
+        facts=read_json(run.run_json),
+    )

@@ -1,0 +1,1 @@
+"""Parts of a training: schedules, optimizer, batches, monitors, checkpoints and the loop over them."""

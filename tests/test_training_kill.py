@@ -1,0 +1,125 @@
+"""SIGKILL at any moment: the run folder loads every time, and what goes on ends as without a kill."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tiny_backbone
+from conftest import write_catalogue
+
+from arcface_keras.held_out import load_held_out
+from arcface_keras.models import load_model
+from arcface_keras.run_folder import RunFolder
+from arcface_keras.training.checkpoints import Journal
+
+KILLS = 20
+HERE = Path(__file__).parent
+tiny_backbone.register()
+
+
+class Server:
+    """The process that forks a training for every request."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "kill_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+
+    def train(
+        self, out: Path, data: tuple[Path, Path], resume: bool, after: float | None
+    ) -> tuple[int, float]:
+        """Train, and kill the process after some seconds; returns its status (negative: a signal), time."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{out} {data[0]} {data[1]} {resume}\n")
+        self.process.stdin.flush()
+        child, started = int(self.process.stdout.readline()), time.monotonic()
+        if after is not None:
+            time.sleep(after)
+            # A child that has ended is reaped by its parent at once; its number is not reused so soon.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        status = int(self.process.stdout.readline())
+        return status, time.monotonic() - started
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    assert server.process.stdin is not None
+    assert server.process.stdout is not None
+    server.process.stdin.close()
+    server.process.wait(timeout=60)
+    server.process.stdout.close()
+
+
+def check_folder(out: Path) -> None:
+    """What lies there is whole: files of a training that ended, or checkpoints to go on from, or nothing."""
+    run = RunFolder(out)
+    journal = Journal(out / "checkpoint")
+    if journal.begun:
+        assert journal.facts()["config"]["recipe"] == "strong"
+        slots = list(journal.folder.glob("state-*.npz"))
+        state = journal.load("embedder")
+        assert bool(slots) == (state is not None)
+        if state is not None:
+            assert all(np.isfinite(values).all() for values in state.arrays.values())
+        for path in slots:
+            np.load(path, allow_pickle=False).close()
+    if run.embedder.exists():
+        load_model(run.embedder)
+    if run.history.exists():
+        assert run.history.read_text().startswith("stage,epoch,loss")
+    if run.run_json.exists() and "train" in json.loads(run.run_json.read_text())["stages"]:
+        assert load_held_out(run.held_out)
+
+
+def weights(out: Path) -> list[np.ndarray]:
+    model = load_model(RunFolder(out).embedder)
+    return [keras.ops.convert_to_numpy(variable) for variable in model.weights]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.timeout(1500)
+def test_train_that_is_killed_again_and_again_ends_as_one_that_is_not(server: Server, tmp_path: Path) -> None:
+    data = write_catalogue(tmp_path, range(9), 6, prefix="train")
+    straight = tmp_path / "straight"
+    status, seconds = server.train(straight, data, False, None)
+    assert status == 0
+    rng = np.random.default_rng(0)
+    kills, ends, out, resume = 0, 0, tmp_path / "run-0", False
+    while kills < KILLS or not ends:
+        # The later half of a straight run holds the training, the earlier one the building of the network.
+        after = float(rng.uniform(0.2, 1.1)) * seconds if kills < KILLS else None
+        status, _ = server.train(out, data, resume, after)
+        check_folder(out)
+        if status == -signal.SIGKILL:
+            kills += 1
+            resume = True
+            continue
+        assert status == 0
+        ends += 1
+        for one, two in zip(weights(straight), weights(out), strict=True):
+            np.testing.assert_array_equal(one, two)
+        assert RunFolder(out).history.read_bytes() == RunFolder(straight).history.read_bytes()
+        (one,), (two,) = (load_held_out(RunFolder(path).held_out) for path in (straight, out))
+        np.testing.assert_array_equal(one.embeddings.rows, two.embeddings.rows)
+        assert not (out / "checkpoint").exists()
+        out, resume = tmp_path / f"run-{ends}", False
+    assert kills >= KILLS
