@@ -42,18 +42,17 @@ if importlib.util.find_spec("arcface_keras") is None:
 # chosen on the groups that were held out in training, for the number of rows that there are here.
 
 # %%
-from arcface_keras.kernel import find_file, find_images, find_model, predict
+from arcface_keras.kernel import find_file, find_gallery, find_images, find_model, predict
 
 csv = Path(TEST_CSV) if TEST_CSV else find_file(INPUT, "test.csv")
-train_csv = find_file(INPUT, "train.csv", required=False)
+model = find_model(INPUT)
 submission = predict(
-    find_model(INPUT),
+    model,
     csv,
     TEST_IMAGES or find_images(csv),
     "run",
     submission="submission.csv",
-    train_csv=train_csv,
-    train_images=train_csv and find_images(train_csv),
+    **find_gallery(model, INPUT),
 )
 
 # %%

@@ -41,7 +41,7 @@ if importlib.util.find_spec("arcface_keras") is None:
 # %%
 import json
 
-from arcface_keras.kernel import find_file, find_images, train_here
+from arcface_keras.kernel import find_file, find_file_if_any, find_images, train_here
 
 settings = find_file(INPUT, "settings.json")
 backbone = CHANGES.get("backbone", json.loads(settings.read_text("utf-8"))["config"]["backbone"])
@@ -51,7 +51,7 @@ run = train_here(
     csv,
     TRAIN_IMAGES or find_images(csv),
     "run",
-    weights=find_file(INPUT, f"{backbone}.weights.h5", required=False),
+    weights=find_file_if_any(INPUT, f"{backbone}.weights.h5"),
     **CHANGES,
 )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from arcface_keras.kernel import find_file, find_images, find_model
+from arcface_keras.kernel import find_file, find_file_if_any, find_gallery, find_images, find_model
 
 OLD = {"competition": "shopee-product-matching", "model": "arcface-keras/keras/default/1"}
 NEW = {
@@ -52,7 +52,7 @@ def test_file_that_is_there_twice_is_an_error_that_names_both(tmp_path: Path) ->
 def test_file_that_is_absent_is_an_error_or_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"one test\.csv must lie below .* Received: none down to 8 folders"):
         find_file(tmp_path, "test.csv")
-    assert find_file(tmp_path / "absent", "train.csv", required=False) is None
+    assert find_file_if_any(tmp_path / "absent", "train.csv") is None
 
 
 def test_two_models_or_none_are_an_error(tmp_path: Path) -> None:
@@ -61,6 +61,20 @@ def test_two_models_or_none_are_an_error(tmp_path: Path) -> None:
     put(tmp_path, "a/embedder.keras", "a/run.json", "b/embedder.keras", "b/run.json", "c/embedder.keras")
     with pytest.raises(ValueError, match=r"must lie below .* Received: .*/a, .*/b\.$"):
         find_model(tmp_path)
+
+
+def test_gallery_is_looked_for_only_by_models_that_rank(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    put(tmp_path, "comp/train.csv", "comp/train_images/a.jpg", "other/train.csv")
+    (model / "run.json").write_text('{"config": {"format": "matches"}}')
+    assert find_gallery(model, tmp_path) == {}
+    (model / "run.json").write_text('{"config": {"format": "humpback"}}')
+    with pytest.raises(ValueError, match=r"one train\.csv must lie below"):
+        find_gallery(model, tmp_path)
+    put(tmp_path, "comp/sample_submission.csv")
+    found = {"train_csv": tmp_path / "comp/train.csv", "train_images": tmp_path / "comp/train_images"}
+    assert find_gallery(model, tmp_path) == found
 
 
 def test_images_are_the_folder_that_holds_them(tmp_path: Path) -> None:

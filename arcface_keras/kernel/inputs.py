@@ -11,7 +11,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["DEPTH", "find_file", "find_images", "find_model"]
+from arcface_keras._files import read_json
+
+__all__ = ["find_file", "find_file_if_any", "find_gallery", "find_images", "find_model"]
 
 DEPTH = 8
 """Folders that a search goes down: a model of the new layout lies seven below the root."""
@@ -20,7 +22,7 @@ _IMAGES = ("images", "")
 _SUBMISSION = "sample_submission.csv"
 
 
-def find_file(root: str | os.PathLike[str], name: str, *, required: bool = True) -> Path | None:
+def find_file(root: str | os.PathLike[str], name: str) -> Path:
     """The file of this name nearest to the root of the mounts.
 
     Where several lie equally near, the one beside a `sample_submission.csv` or below `competitions/` is the
@@ -29,21 +31,25 @@ def find_file(root: str | os.PathLike[str], name: str, *, required: bool = True)
     Args:
         root: folder of the mounts, `/kaggle/input` in a kernel.
         name: of the file.
-        required: raise where there is none, instead of returning None.
 
     Raises:
         ValueError: no such file, or several that nothing tells apart; all are named.
     """
+    path = find_file_if_any(root, name)
+    if path is None:
+        raise ValueError(f"one {name} must lie below {root}. Received: none down to {DEPTH} folders.")
+    return path
+
+
+def find_file_if_any(root: str | os.PathLike[str], name: str) -> Path | None:
+    """As `find_file`, but None where there is no such file."""
     found = [path for path in _walk(Path(root)) if path.name == name]
-    official = [path for path in found if _is_official(path, Path(root))]
-    found = official or found
-    nearest = [path for path in found if len(path.parts) == min(len(other.parts) for other in found)]
-    if len(nearest) == 1:
-        return nearest[0]
-    if not nearest and not required:
-        return None
-    shown = ", ".join(map(str, nearest)) or f"none down to {DEPTH} folders"
-    raise ValueError(f"one {name} must lie below {root}. Received: {shown}.")
+    found = [path for path in found if _is_official(path, Path(root))] or found
+    depth = min((len(path.parts) for path in found), default=0)
+    nearest = [path for path in found if len(path.parts) == depth]
+    if len(nearest) > 1:
+        raise ValueError(f"one {name} must lie below {root}. Received: {', '.join(map(str, nearest))}.")
+    return nearest[0] if nearest else None
 
 
 def find_model(root: str | os.PathLike[str]) -> Path:
@@ -60,11 +66,27 @@ def find_model(root: str | os.PathLike[str]) -> Path:
     raise ValueError(f"one folder with embedder.keras and run.json must lie below {root}. Received: {shown}.")
 
 
+def find_gallery(model: str | os.PathLike[str], root: str | os.PathLike[str]) -> dict[str, Path]:
+    """The training listings, for a model whose submissions rank them; {} for one that matches.
+
+    Returns:
+        `train_csv` and `train_images`, as `predict` takes them.
+
+    Raises:
+        ValueError: the model needs them and there is no `train.csv`, or several.
+    """
+    content = read_json(Path(model) / "run.json")
+    if content["config"].get("format", "matches") == "matches":
+        return {}
+    csv_path = find_file(root, "train.csv")
+    return {"train_csv": csv_path, "train_images": find_images(csv_path)}
+
+
 def find_images(csv_path: str | os.PathLike[str]) -> Path:
     """The folder beside a catalogue that its column `image` names files in.
 
-    `test.csv` has its photos in `test_images`, `images` or its own folder. The first of them that holds the
-    photo of one of the first hundred rows is taken; where none does, the first that exists.
+    `test.csv` has its photos in `test_images`, `test`, `images` or its own folder. The first of them that
+    holds the photo of one of the first hundred rows is taken; where none does, the first that exists.
 
     Raises:
         ValueError: the file has no column `image`.
@@ -77,7 +99,7 @@ def find_images(csv_path: str | os.PathLike[str]) -> Path:
                 f"a catalogue must have the column image. Received: {path}: {reader.fieldnames}."
             )
         names = [row["image"] for _, row in zip(range(100), reader, strict=False)]
-    candidates = [path.parent / name for name in (f"{path.stem}_images", *_IMAGES)]
+    candidates = [path.parent / name for name in (f"{path.stem}_images", path.stem, *_IMAGES)]
     there = [folder for folder in candidates if folder.is_dir()]
     holding = (folder for folder in there if any((folder / name).is_file() for name in names if name))
     return next(holding, there[0])

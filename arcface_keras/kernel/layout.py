@@ -13,6 +13,7 @@ from arcface_keras.run_folder import RunFolder
 __all__ = ["flat_files", "lay_out", "public_facts"]
 
 _SEPARATOR = "__"
+_HELD_OUT = ("calibration", "trained")
 _PERSONAL = (
     "out train images test test_images gallery gallery_images folds_csv cache workers".split()  # noqa: SIM905
 )
@@ -76,7 +77,7 @@ def lay_out(model: str | Path, work: str | Path) -> RunFolder:
     shutil.rmtree(run.path / "calibration", ignore_errors=True)
     for path in sorted(model.rglob("*")):
         place = Path(*path.relative_to(model).as_posix().split(_SEPARATOR))
-        if path.is_file() and (place.parts[0] == "calibration" or place.name.startswith("embedder.")):
+        if path.is_file() and (place.parts[:2] == _HELD_OUT or place.name.startswith("embedder.")):
             with atomic_path(run.path / place) as temporary:
                 shutil.copyfile(path, temporary)
     write_json(run.run_json, public_facts(content))
