@@ -14,21 +14,32 @@ __all__ = ["flat_files", "lay_out", "public_facts"]
 
 _SEPARATOR = "__"
 _HELD_OUT = ("calibration", "trained")
-_PERSONAL = (
-    "out train images test test_images gallery gallery_images folds_csv cache workers".split()  # noqa: SIM905
-)
+_LOCAL = [
+    "out",
+    "train",
+    "images",
+    "test",
+    "test_images",
+    "gallery",
+    "gallery_images",
+    "folds_csv",
+    "cache",
+    "workers",
+    "resume",
+    "embed_engine",
+]
 _TRAINING_FACTS = ("listings", "groups", "views", "folds", "finished", "seconds")
 
 
 def public_facts(run_json: Mapping[str, Any]) -> dict[str, Any]:
     """`run.json` as it may leave the machine: without its paths, its commit and the ids of its listings.
 
+    The network runs in TensorFlow there, whatever ran it here.
+
     Of the stages only `train` remains: the others were done for listings that stay behind.
     """
     defaults = {spec.name: spec.default for spec in dataclasses.fields(RunConfig)}
-    config = {
-        name: defaults[name] if name in _PERSONAL else value for name, value in run_json["config"].items()
-    }
+    config = {name: defaults[name] if name in _LOCAL else value for name, value in run_json["config"].items()}
     if config["weights"] not in ("imagenet", "none"):
         config["weights"] = "imagenet"
     trained = run_json["stages"]["train"]

@@ -23,6 +23,8 @@ SMALL = (0, 1, 3)
 _OPTIONS = [
     "batch_size",
     "flip_average",
+    "embed_dtype",
+    "shard_rows",
     "compute_phash",
     "k",
     "engine",
