@@ -29,7 +29,7 @@ def embedder_recipe(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> d
         ValueError: the description is none of an embedder of `build_embedder`.
     """
     try:
-        layers = {layer["config"]["name"]: layer for layer in config["config"]["layers"]}
+        layers = {layer["name"]: layer for layer in config["config"]["layers"]}
         dense, dropout = layers.get("embedding_dense"), layers.get("dropout")
         return {
             "backbone": metadata["backbone"],

@@ -1,5 +1,6 @@
 """A run folder of few embedded listings made one of many, to match as many as there will be."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ def widen(work: str | Path, rows: int, *, seed: int = 0) -> list[str]:
         noise *= _NOISE / np.linalg.norm(noise, axis=1, keepdims=True)
         part += noise * part.any(axis=1, keepdims=True)
     ids = [f"rehearsal_{number}" for number in range(rows)]
+    shutil.rmtree(run.embeddings)
     Embeddings.normalized(ids, wide).save(run.embeddings)
     titles = [f"{facts['titles'][row]} {number}" for number, row in enumerate(source)]
     write_json(run.listings, {"titles": titles, "phashes": [facts["phashes"][row] for row in source]})
