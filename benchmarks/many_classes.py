@@ -115,7 +115,9 @@ def measure(options: argparse.Namespace, optimizer: str) -> None:
         if needed_gb(name, options, optimizer) > options.memory_gb:
             print(f"{name:12} left out: needs up to {needed_gb(name, options, optimizer):.1f} GB")
             continue
-        arguments = [f"--{key}={getattr(options, key)}" for key in ("classes", "dim", "batch", "rate", "steps")]
+        arguments = [
+            f"--{key}={getattr(options, key)}" for key in ("classes", "dim", "batch", "rate", "steps")
+        ]
         done = subprocess.run(
             [sys.executable, __file__, *arguments, "--child", name, "--optimizer", optimizer],
             capture_output=True,
@@ -138,8 +140,12 @@ def synthetic(rng: np.random.Generator, n_groups: int, shots: int, dim: int) -> 
     centers = np.zeros((n_groups, dim))
     centers[:, :telling] = rng.normal(size=(n_groups, telling))
     labels = np.repeat(np.arange(n_groups), shots)
-    rows = centers[labels] + rng.normal(size=(len(labels), dim)) * np.where(np.arange(dim) < telling, 0.5, 1.5)
-    return (rows @ np.linalg.qr(np.random.default_rng(99).normal(size=(dim, dim)))[0]).astype("float32"), labels
+    rows = centers[labels] + rng.normal(size=(len(labels), dim)) * np.where(
+        np.arange(dim) < telling, 0.5, 1.5
+    )
+    return (rows @ np.linalg.qr(np.random.default_rng(99).normal(size=(dim, dim)))[0]).astype(
+        "float32"
+    ), labels
 
 
 def unseen_recall(rate: float, seed: int, n_classes: int = 2000, epochs: int = 10, dim: int = 96) -> float:

@@ -94,7 +94,7 @@ class ClassMatrix(NamedTuple):
 
 
 def gather_rows(variable: Any, ids: Tensor) -> Tensor:
-    """Return rows of a variable; on TensorFlow without a copy of it, and with a gradient of these rows only."""
+    """Return rows of a variable; on TensorFlow without a copy of it, with a gradient of these rows only."""
     if keras.backend.backend() == "tensorflow":
         return importlib.import_module("tensorflow").gather(variable.value, ids)
     return ops.take(variable.value, ids, axis=0)

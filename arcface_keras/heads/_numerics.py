@@ -60,7 +60,7 @@ def cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple
 
 @ops.custom_gradient
 def row_cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple[Tensor, Tensor]]]:
-    """`cosine_product` for classes as rows: cosines (B, n) of unit rows (B, D) with the rows of `W` (n, D)."""
+    """`cosine_product` for classes as rows: cosines (B, n) of unit rows (B, D) with rows of `W` (n, D)."""
     norms = row_norms(W)
     positive = ops.not_equal(norms, 0.0)
     inverse = 1.0 / ops.where(positive, norms, ops.ones_like(norms))

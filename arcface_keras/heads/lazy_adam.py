@@ -70,5 +70,7 @@ class LazyAdam(keras.optimizers.Adam):
             old = tf.gather(average.value, ids)
             moments.append(old + (1.0 - beta) * (new - old))
             self.assign(average, tf.IndexedSlices(moments[-1], ids))
-        change = ops.cast(learning_rate, dtype) * correction * moments[0] / (tf.sqrt(moments[1]) + self.epsilon)
+        change = (
+            ops.cast(learning_rate, dtype) * correction * moments[0] / (tf.sqrt(moments[1]) + self.epsilon)
+        )
         self.assign_sub(variable, tf.IndexedSlices(change, ids))
