@@ -6,7 +6,9 @@
 
 A step is `train_on_batch` of a model that ends in the head: forward, backward and optimizer, so passes over
 all classes that an optimizer makes are counted. Every contender runs in a process of its own, for its peak
-memory; "CPU" is the time of all cores, which a busy machine disturbs least. A contender that would need more than --memory-gb is left out and named.
+memory (which includes making W; with sampling that holds W three times for a moment, and TensorFlow keeps
+what it once had). "CPU" is the time of all cores, which a busy machine disturbs least. A contender that
+would need more than --memory-gb is left out and named.
 
 --recall trains a small embedder on 2,000 synthetic classes with the plain head and with samples of a tenth,
 and prints the recall@1 of classes that were not trained on, over seeds.
@@ -170,9 +172,8 @@ def unseen_recall(rate: float, seed: int, n_classes: int = 2000, epochs: int = 1
 def measure_recall(seeds: int) -> None:
     for rate in (1.0, 0.1):
         found = [unseen_recall(rate, seed) for seed in range(seeds)]
-        print(
-            f"rate {rate}: recall@1 of unseen classes {np.mean(found):.4f} ({min(found):.4f} to {max(found):.4f})"
-        )
+        mean, low, high = np.mean(found), min(found), max(found)
+        print(f"rate {rate}: recall@1 of unseen classes {mean:.4f} ({low:.4f} to {high:.4f})", flush=True)
 
 
 def main() -> None:

@@ -151,7 +151,8 @@ assert len(jax.devices()) == 8
 
 
 def distribution_of(rows, columns, layout=(None, "model")):
-    mesh = keras.distribution.DeviceMesh((rows, columns), ("batch", "model"), keras.distribution.list_devices())
+    devices = keras.distribution.list_devices()
+    mesh = keras.distribution.DeviceMesh((rows, columns), ("batch", "model"), devices)
     layout_map = keras.distribution.LayoutMap(mesh)
     layout_map[".*/W"] = layout
     return keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
@@ -208,7 +209,8 @@ distribution = distribution_of(1, 8)
 C = 1000
 model, head = build(heads[0], distribution)
 C = 13
-trainable, others = [v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables]
+trainable = [v.value for v in model.trainable_variables]
+others = [v.value for v in model.non_trainable_variables]
 loss = head.loss()
 
 def value(trainable, others, x, y):

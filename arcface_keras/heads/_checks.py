@@ -51,6 +51,6 @@ def check_allows_sampling(head: Any) -> None:
     for option in ("kernel_regularizer", "kernel_constraint"):
         if getattr(head, option) is not None:
             raise ValueError(
-                f"{option} must be None with sample_rate < 1, as it would pass over all classes in each step. "
+                f"{option} must be None with sample_rate < 1, as it passes over all classes in each step. "
                 f"Received: {option}={getattr(head, option)!r}."
             )
