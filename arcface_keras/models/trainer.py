@@ -156,7 +156,7 @@ class ArcFaceTrainer(keras.Model):
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         """Metrics of the plain logits; the loss alone where a training step has no logits of all classes."""
         if isinstance(y_pred, dict) and "logits" not in y_pred:
-            return {"loss": self.get_metrics_result()["loss"]}
+            return {metric.name: metric.result() for metric in self.metrics if metric.name == "loss"}
         logits = y_pred["logits"] if isinstance(y_pred, dict) else y_pred
         return super().compute_metrics(x, y, logits, sample_weight)
 
