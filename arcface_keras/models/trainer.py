@@ -156,9 +156,17 @@ class ArcFaceTrainer(keras.Model):
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         """Metrics of the plain logits; the loss alone where a training step has no logits of all classes."""
         if isinstance(y_pred, dict) and "logits" not in y_pred:
-            return {metric.name: metric.result() for metric in self.metrics if metric.name == "loss"}
+            return self._loss_so_far()
         logits = y_pred["logits"] if isinstance(y_pred, dict) else y_pred
         return super().compute_metrics(x, y, logits, sample_weight)
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Results so far; the loss alone as long as no step has made logits of all classes."""
+        unseen = any(metric.name == "compile_metrics" and not metric.built for metric in self.metrics)
+        return self._loss_so_far() if unseen and self._samples_classes else super().get_metrics_result()
+
+    def _loss_so_far(self) -> dict[str, Any]:
+        return {metric.name: metric.result() for metric in self.metrics if metric.name == "loss"}
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
