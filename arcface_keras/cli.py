@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ _EMBEDDING_ONLY = ("embed_engine", "embed_dtype", "shard_rows")
 _EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "compute_phash", "workers", *_EMBEDDING_ONLY)
 _RANKING = ("format", "gallery", "gallery_images")
 _SEARCH = ("k", "engine", "target_recall", "memory_mb")
-_WITH_KERAS = ("demo", "run", "train", "embed", "export")
+_WITH_KERAS = ("demo", "run", "train", "embed", "export", "bundle")
 _ALL = tuple(spec.name for spec in dataclasses.fields(RunConfig))
 _NOT_TRAINING = {"k", "engine", "target_recall", "steps", "ablate", "test", "test_images", "missing_images"}
 _NOT_TRAINING |= {*_RANKING, *_EMBEDDING_ONLY, "new_share"}
@@ -52,7 +53,54 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "write the embedder as a TensorFlow SavedModel that takes uint8 photos of any size",
         ("out", "flip_average"),
     ),
+    "rehearse": (
+        "try the scored run on 0, 1, 3 and 70,000 fabricated rows: seconds, memory, valid files",
+        ("out", "images", "test", "test_images", "batch_size", "workers", *_MATCHING),
+    ),
+    "bundle": (
+        "write folders ready for upload to Kaggle: dataset with the wheel, model, two kernels",
+        (),
+    ),
 }
+
+_STAGES = {"rehearse": "arcface_keras.rehearse", "bundle": "arcface_keras.bundle"}
+"""Where a command's function lies, if not in `arcface_keras.pipeline`."""
+
+_EXTRAS: dict[str, dict[str, dict[str, Any]]] = {
+    "export": {
+        "--to": {"metavar": "FOLDER", "help": "folder to write (default: saved_model in the run folder)"}
+    },
+    "rehearse": {
+        "--rows": {"type": int, "default": 70_000, "help": "listings of the scored run (default: 70000)"},
+        "--sample-rows": {
+            "type": int,
+            "help": "embed only so many and carry the seconds on; matching still runs in full (default: all)",
+        },
+        "--distinct": {
+            "type": int,
+            "default": 2000,
+            "help": "photos encoded anew, the others are links to them (default: 2000)",
+        },
+        "--limit": {"default": "2h", "help": "what the scored run may take (default: 2h)"},
+    },
+    "bundle": {
+        "--out": {"dest": "to", "required": True, "metavar": "FOLDER", "help": "folder to write"},
+        "--owner": {"required": True, "help": "user or organisation on Kaggle"},
+        "--name": {"default": "arcface-keras", "help": "what all names begin with (default: arcface-keras)"},
+        "--competition": {
+            "default": "shopee-product-matching",
+            "help": "competition whose data the kernels read (default: shopee-product-matching)",
+        },
+        "--variation": {"default": "default", "help": "variation of the model (default: default)"},
+        "--model-version": {
+            "dest": "version",
+            "type": int,
+            "default": 1,
+            "help": "version of the variation that the inference kernel reads (default: 1)",
+        },
+    },
+}
+"""Options of commands that no run remembers; they are arguments of the command's function."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,17 +137,31 @@ def _run(options: argparse.Namespace) -> None:
 
     if options.command in _WITH_KERAS:
         load_tensorflow_quietly()
-    stage: Callable[..., Any] = getattr(pipeline, options.command)
-    extra = {"to": options.to} if options.command == "export" else {}
+    module = importlib.import_module(_STAGES.get(options.command, "arcface_keras.pipeline"))
+    stage: Callable[..., Any] = getattr(module, options.command)
+    extra = {name: getattr(options, name) for name in _extra_names(options.command)}
     result = stage(config, progress=not options.quiet, **extra)
     if options.command in ("export", "report"):
         print(f"wrote {result}")
+    if options.command == "bundle":
+        print(f"wrote {result.path}; next:\n\n{result.commands}")
+    if options.command == "rehearse":
+        print(result.text())
+        if result.problems:
+            raise ValueError(
+                f"the scored run must be without problems. Received: {'; '.join(result.problems)}."
+            )
     if options.command in ("demo", "run", "evaluate") and result:
         print(pipeline.score_table(result))
         if config.ablate:
             print(f"\n{pipeline.ablation_text(config)}")
     if options.command in ("demo", "run", "submit"):
         print(f"wrote {Path(config.out) / 'submission.csv'}")
+
+
+def _extra_names(command: str) -> list[str]:
+    extras = _EXTRAS.get(command, {})
+    return [spec.get("dest", flag.removeprefix("--").replace("-", "_")) for flag, spec in extras.items()]
 
 
 def _configuration(command: str, given: dict[str, Any]) -> RunConfig:
@@ -140,9 +202,12 @@ def _parser(resuming: bool = False) -> argparse.ArgumentParser:
         for spec in dataclasses.fields(RunConfig):
             if spec.name in fields:
                 _add_option(command, spec, name, resuming)
-        if name == "export":
+        for flag, extra in _EXTRAS.get(name, {}).items():
+            command.add_argument(flag, **extra)
+        if name in _STAGES:
+            # --out of `bundle` names the bundle, so the run folder needs another name there.
             command.add_argument(
-                "--to", metavar="FOLDER", help="folder to write (default: saved_model in the run folder)"
+                "--run", dest="out", metavar="FOLDER", default=argparse.SUPPRESS, help="run folder"
             )
         command.add_argument("--quiet", action="store_true", help="no progress bars, warnings only")
         command.add_argument("--traceback", action="store_true", help="show where an error arose")

@@ -15,6 +15,7 @@ from keras import layers, ops
 from arcface_keras import models
 from arcface_keras.backbones import BACKBONES
 from arcface_keras.backbones.base import Backbone
+from arcface_keras.heads import ArcMarginProduct
 from arcface_keras.models import (
     artefact,
     block_names,
@@ -333,6 +334,25 @@ def test_trainer_learns_the_margin_loss_and_reports_plain_accuracy(fresh: keras.
     np.testing.assert_allclose(accuracy, history["accuracy"][0], rtol=1e-6)
     np.testing.assert_allclose(trainer.predict(IMAGES, verbose=0), plain, rtol=1e-4, atol=1e-4)
     assert abs(history["loss"][0] - loss) > 1
+
+
+def test_trainer_with_a_sampling_head_makes_no_logits_of_all_classes_in_fit(fresh: keras.Model) -> None:
+    trainer = build_trainer(fresh, ArcMarginProduct(40, sample_rate=0.3, sample_seed=1))
+    trainer.compile(keras.optimizers.SGD(0.01))
+    before = values(trainer.head.centers()).copy()
+    data = {"validation_data": (IMAGES, LABELS), "batch_size": 12, "verbose": 0}
+    history = trainer.fit(IMAGES, LABELS, **data).history
+    assert set(history) == {"loss", "val_loss", "val_accuracy"}
+    assert np.isfinite(history["loss"]).all()
+    moved = np.abs(values(trainer.head.centers()) - before).max(axis=0) > 0
+    assert moved[:3].all()
+    assert moved.sum() <= 12
+    assert set(trainer(IMAGES, training=True)) == {"embedding"}
+    assert trainer.predict(IMAGES, verbose=0).shape == (12, 40)
+    built = ArcMarginProduct(40, sample_rate=0.3)
+    built(keras.Input((9,)))
+    with pytest.raises(ValueError, match=r"head must fit the embedding of length 8.*shape \(40, 9\)"):
+        build_trainer(fresh, built)
 
 
 def test_trainer_evaluation_never_shows_the_label_to_the_model(trainer: keras.Model) -> None:

@@ -12,11 +12,13 @@ from arcface_keras.heads.cosine_logits import CosineLogits
 from arcface_keras.heads.curricular import CurricularFace
 from arcface_keras.heads.dynamic_arc import DynamicArcMarginProduct
 from arcface_keras.heads.elastic import ElasticArcFace, ElasticCosFace
+from arcface_keras.heads.lazy_adam import LazyAdam
 from arcface_keras.heads.li_arc import LiArcFace
 from arcface_keras.heads.losses import ArcFaceLoss, MarginLoss, SmoothedCrossentropy, SphereFace2Loss
 from arcface_keras.heads.magface import MagFace
 from arcface_keras.heads.mv_softmax import MVAddMargin, MVArcSoftmax
 from arcface_keras.heads.normalized_softmax import NormalizedSoftmax
+from arcface_keras.heads.sampling import SampledCrossentropy
 from arcface_keras.heads.schedules import Stages, Warmup
 from arcface_keras.heads.sphereface2 import SphereFace2
 from arcface_keras.heads.sub_center import SubCenterArcMarginProduct
@@ -54,6 +56,7 @@ __all__ = [
     "DynamicArcMarginProduct",
     "ElasticArcFace",
     "ElasticCosFace",
+    "LazyAdam",
     "LiArcFace",
     "MVAddMargin",
     "MVArcSoftmax",
@@ -62,6 +65,7 @@ __all__ = [
     "MarginLoss",
     "MarginWarmup",
     "NormalizedSoftmax",
+    "SampledCrossentropy",
     "SmoothedCrossentropy",
     "SphereFace2",
     "SphereFace2Loss",

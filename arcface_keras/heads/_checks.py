@@ -1,5 +1,6 @@
 """Checks of what only heads are made with."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -35,3 +36,21 @@ def check_saved_shape(head: str, saved: tuple[int, ...], here: tuple[int, ...], 
             f"W of shape {here}. Received: W of shape {saved}, that is "
             f"{saved[1] // sub_centers} classes with sub_centers={sub_centers}."
         )
+
+
+def check_allows_sampling(head: Any) -> None:
+    """Raise if the rule, a regularizer or a constraint of a head with `sample_rate` needs all classes."""
+    name = type(head).__name__
+    if head.needs_all_classes:
+        heads = importlib.import_module("arcface_keras.heads").HEADS.values()
+        able = ", ".join(sorted(other.__name__ for other in heads if not other.needs_all_classes))
+        raise ValueError(
+            f"sample_rate must be 1 for {name}, which needs the logits of all classes; those that allow less "
+            f"are {able}. Received: sample_rate={head.sample_rate}."
+        )
+    for option in ("kernel_regularizer", "kernel_constraint"):
+        if getattr(head, option) is not None:
+            raise ValueError(
+                f"{option} must be None with sample_rate < 1, as it passes over all classes in each step. "
+                f"Received: {option}={getattr(head, option)!r}."
+            )

@@ -16,6 +16,9 @@ SLOPE_CLIP = 1e-6
 CHUNK_ROWS = 64
 """Rows of a large matrix that are squared at a time: the temporary then stays in the cache."""
 
+NORM_ROWS = 16384
+"""Rows whose squares are held at a time for their lengths."""
+
 
 def safe_normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Scale the rows of `x` (B, D) to unit length.
@@ -53,6 +56,33 @@ def cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple
         return scaled @ ops.transpose(W), ops.transpose(unit) @ scaled - W * radial
 
     return cosine, gradient
+
+
+@ops.custom_gradient
+def row_cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple[Tensor, Tensor]]]:
+    """`cosine_product` for classes as rows: cosines (B, n) of unit rows (B, D) with rows of `W` (n, D)."""
+    norms = row_norms(W)
+    positive = ops.not_equal(norms, 0.0)
+    inverse = 1.0 / ops.where(positive, norms, ops.ones_like(norms))
+    inverse = ops.where(positive, inverse, ops.zeros_like(inverse))
+    cosine = (unit @ ops.transpose(W)) * inverse
+
+    def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        upstream = args[0] if upstream is None else upstream
+        scaled = upstream * inverse
+        radial = column_dots(upstream, cosine) * ops.square(inverse)
+        return scaled @ W, ops.transpose(scaled) @ unit - W * ops.expand_dims(radial, 1)
+
+    return cosine, gradient
+
+
+def row_norms(W: Tensor) -> Tensor:
+    """Return the lengths (n,) of the rows of `W` (n, D)."""
+    n = W.shape[0]
+    if keras.backend.backend() != "tensorflow" or n is None or n <= NORM_ROWS:
+        return ops.sqrt(ops.sum(W * W, axis=1))
+    parts = [W[start : start + NORM_ROWS] for start in range(0, n, NORM_ROWS)]
+    return ops.sqrt(ops.concatenate([ops.sum(part * part, axis=1) for part in parts]))
 
 
 def read(variable: Any) -> Tensor:

@@ -1,6 +1,7 @@
-"""Sums over the replicas of a distribution strategy."""
+"""Sums over replicas, and a check that waits for a graph to run."""
 
 import importlib
+from typing import Any
 
 import keras
 
@@ -19,3 +20,15 @@ def replica_sum(value: Tensor) -> Tensor:
     if context is None or context.num_replicas_in_sync == 1:
         return value
     return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
+def check_batch_fits(rows: Any, width: int) -> Any:
+    """Return `rows`; raise if a batch has more of them than columns are sampled, maybe when a graph runs."""
+    problem = f"sample_rate * n_classes must be at least the batch size, {width} columns hold no more rows."
+    if isinstance(rows, int):
+        if rows > width:
+            raise ValueError(f"{problem} Received: batch size={rows}.")
+        return rows
+    tf = importlib.import_module("tensorflow")
+    with tf.control_dependencies([tf.debugging.assert_less_equal(rows, width, message=problem)]):
+        return tf.identity(rows)

@@ -11,11 +11,12 @@ class Rows:
     """What a margin rule may know about the rows of a batch.
 
     Attributes:
-        labels: Class ids (B,), int32, in 0..n_classes-1 (0 for a row that does not count).
+        labels: Column of each row's class (B,), int32: its id, 0 for a row that does not count; in a step
+            that samples classes, its place among them.
         counted: (B,) bool; False for a row whose label is ignored or cannot be right.
         factor: (B, 1), by which the logits of a row must be multiplied: 1, or 0 for an ignored row, or NaN
             for a row whose label cannot be right.
-        is_target: (B, n_classes) bool, True at the class of each row.
+        is_target: (B, width of the cosines) bool, True at the class of each row.
         norms: Lengths of the embeddings before normalisation (B, 1).
         margin: The margin of each row: a float, or (B, 1) for per-class or scheduled margins.
         training: True inside a training step; state moves only then.

@@ -51,6 +51,7 @@ class AdaCos(MarginHead):
     """
 
     has_state = True
+    needs_all_classes = True
 
     def __init__(self, n_classes: int, dynamic: bool = True, **kwargs: Any) -> None:
         if kwargs.get("learnable_scale"):

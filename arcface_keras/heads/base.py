@@ -9,13 +9,20 @@ import numpy as np
 from keras import ops
 
 from arcface_keras._checks import check_count, check_number
-from arcface_keras.heads._checks import check_ignore_label, check_margin, check_saved_shape
+from arcface_keras.heads._checks import (
+    check_allows_sampling,
+    check_ignore_label,
+    check_margin,
+    check_saved_shape,
+)
+from arcface_keras.heads._class_matrix import ClassMatrix
 from arcface_keras.heads._inputs import check_shapes, full_precision, is_outermost, is_plain, shapes, split
 from arcface_keras.heads._labels import check_labels, concrete, to_sparse
-from arcface_keras.heads._numerics import Tensor, cosine_product, read, safe_normalize
+from arcface_keras.heads._numerics import Tensor, safe_normalize
 from arcface_keras.heads._rows import Rows
 from arcface_keras.heads.fused import cross_entropy, put_target, split_target, target_mask
 from arcface_keras.heads.losses import SmoothedCrossentropy
+from arcface_keras.heads.sampling import MASKED, SampledCrossentropy, sample_classes, sample_width
 from arcface_keras.heads.schedules import MANUAL, get_schedule, serialize_schedule
 
 
@@ -42,6 +49,12 @@ class MarginHead(keras.layers.Layer):
         margin_schedule: Factor of the margin over training steps, a schedule such as `Warmup`; or "manual"
             for one that `MarginWarmup` or `head.margin_factor.assign` sets. The factor is a saved weight.
         scale_schedule: The same for the scale.
+        sample_rate: Share of the classes that a training step looks at, in (0, 1]: those of the batch and a
+            new draw of others. Its logits are (batch, n_classes * sample_rate), for `head.loss()` and no
+            other loss, and only drawn classes receive a gradient. 1 is the plain head.
+        sample_seed: Seed of the draws, whose state is saved; None takes a random one.
+        class_multiple: Give `W` zero columns up to a multiple of this many classes, which nobody sees, so
+            that it can be split evenly over devices.
         **kwargs: `name`, `dtype`, `trainable`. A slash in the name becomes an underscore, which is all
             Keras 3 allows. A half-precision `dtype` or global policy still gives a float32 head.
 
@@ -73,6 +86,9 @@ class MarginHead(keras.layers.Layer):
     has_state = False
     """True for heads whose rule needs weights, lengths or draws of its own."""
 
+    needs_all_classes = False
+    """True for heads whose rule is wrong on a sample of the classes."""
+
     def __init__(
         self,
         n_classes: int,
@@ -86,6 +102,9 @@ class MarginHead(keras.layers.Layer):
         learnable_scale: bool = False,
         margin_schedule: Any = None,
         scale_schedule: Any = None,
+        sample_rate: float = 1.0,
+        sample_seed: int | None = None,
+        class_multiple: int = 1,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("name") is not None:
@@ -104,6 +123,16 @@ class MarginHead(keras.layers.Layer):
         self.learnable_scale = bool(learnable_scale)
         self.margin_schedule = get_schedule("margin_schedule", margin_schedule)
         self.scale_schedule = get_schedule("scale_schedule", scale_schedule)
+        self.sample_rate = check_number("sample_rate", sample_rate, above=0.0, high=1.0)
+        self.sample_seed = sample_seed
+        self.class_multiple = check_count("class_multiple", class_multiple)
+        self.sample_width = sample_width(self.n_classes, self.sample_rate)
+        if self.is_sampled:
+            check_allows_sampling(self)
+            self.sampler = keras.random.SeedGenerator(sample_seed)
+        self.class_matrix = ClassMatrix(
+            self.n_classes, self.sub_centers, self.class_multiple, self.is_sampled
+        )
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Check labels given as plain Python or NumPy values, which later lose their type, then call."""
@@ -114,7 +143,10 @@ class MarginHead(keras.layers.Layer):
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        """Create `W` of shape (D, n_classes * sub_centers) and the state of the subclass."""
+        """Create `W` of shape (D, n_classes * sub_centers) and the state of the subclass.
+
+        With `sample_rate` the variable has classes as rows, which can be gathered; files are the same.
+        """
         dim = self._shapes_of(input_shape)[0][-1]
         if dim is None:
             raise ValueError(
@@ -122,8 +154,8 @@ class MarginHead(keras.layers.Layer):
             )
         self.W = self.add_weight(
             name="W",
-            shape=(int(dim), self.n_classes * self.sub_centers),
-            initializer=self.kernel_initializer,
+            shape=self.class_matrix.shape(int(dim)),
+            initializer=self.class_matrix.initializer(self.kernel_initializer),
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
             autocast=False,
@@ -170,19 +202,24 @@ class MarginHead(keras.layers.Layer):
         if known is not None:
             check_labels(known, self.n_classes, self.ignore_label)
         ids, valid, ignored = to_sparse(labels, self.n_classes, self.ignore_label)
-        cosine = self.cosines(unit)
-        cosine, target = split_target(cosine, ids)
-        is_target = target_mask(ids, self.n_classes)
+        sampled, place = None, ids
+        if training and self.is_sampled:
+            sampled = sample_classes(ids, self.n_classes, self.sample_width, self.sampler)
+            place = sampled.place
+        cosine = self.cosines(unit) if sampled is None else self.cosines(unit, sampled.ids)
+        cosine, target = split_target(cosine, place)
+        is_target = target_mask(place, int(cosine.shape[1]))
         if training:
             self._advance_schedules()
         bad = ops.cast(float("nan"), cosine.dtype)
         factor = ops.where(valid, ops.ones_like(bad), ops.where(ignored, ops.zeros_like(bad), bad))
         rows = Rows(
-            ids, valid, ops.expand_dims(factor, 1), is_target, norms, self.margins(ids), bool(training)
+            place, valid, ops.expand_dims(factor, 1), is_target, norms, self.margins(ids), bool(training)
         )
         if training:
             self.update_state(cosine, target, rows)
-        return self.margin_logits(cosine, target, rows)
+        logits = self.margin_logits(cosine, target, rows)
+        return logits if sampled is None else ops.where(sampled.live, logits, MASKED)
 
     def logits_from_cosines(self, cosine: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
         """Return margin logits of a stateless, unbuilt head from cosines (B, n_classes) and ids (B,)."""
@@ -206,21 +243,29 @@ class MarginHead(keras.layers.Layer):
         return cross_entropy(negatives, modified, labels, self.scale(), smoothing)
 
     @property
+    def is_sampled(self) -> bool:
+        """True if training steps look at a sample of the classes."""
+        return self.sample_width < self.n_classes
+
+    def centers(self) -> Tensor:
+        """Return `W` as a tensor (D, n_classes * sub_centers), whatever the form of the variable."""
+        return self.class_matrix.columns(ops.convert_to_tensor(self.W))
+
+    @property
     def is_stateless(self) -> bool:
         """True if the logits follow from cosines and labels alone, so that a loss can hold the margin."""
         scheduled = self.margin_schedule is not None or self.scale_schedule is not None
-        return not (self.has_state or scheduled or self.learnable_scale)
+        return not (self.has_state or scheduled or self.learnable_scale or self.is_sampled)
 
     def loss(self) -> keras.losses.Loss:
         """Return the loss this head is trained with; most are trained with cross-entropy."""
+        if self.is_sampled:
+            return SampledCrossentropy(self.n_classes, ignore_class=self.ignore_label)
         return SmoothedCrossentropy(ignore_class=self.ignore_label)
 
-    def cosines(self, unit: Tensor) -> Tensor:
-        """Return the cosine of unit rows (B, D) with every class, (B, n_classes)."""
-        cosine = cosine_product(unit, read(self.W))
-        if self.sub_centers > 1:
-            cosine = ops.max(ops.reshape(cosine, (-1, self.n_classes, self.sub_centers)), axis=2)
-        return cosine
+    def cosines(self, unit: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the cosine of unit rows (B, D) with every class, (B, n_classes), or with those of `ids`."""
+        return self.class_matrix.cosines(unit, self.W, ids)
 
     def margins(self, labels: Tensor) -> Any:
         """Return the margin of each row: the float `m`, a scheduled scalar, or (B, 1) of `class_margins`."""
@@ -266,10 +311,29 @@ class MarginHead(keras.layers.Layer):
         shape = self.compute_output_shape(shapes(embeddings, labels))
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
+    def save_own_variables(self, store: Any) -> None:
+        values: dict[str, Any] = {}
+        super().save_own_variables(values)
+        if not self.class_matrix.is_plain:
+            values["0"] = self.class_matrix.columns(ops.convert_to_numpy(self.W))
+        if self.is_sampled:
+            values["sampler_state"] = ops.convert_to_numpy(self.sampler.state)
+        for key, value in values.items():
+            store[key] = value
+
     def load_own_variables(self, store: Any) -> None:
-        if self.built and "0" in store.keys():  # noqa: SIM118 -- a store of an HDF5 file has keys, no iterator
-            check_saved_shape(self.name, tuple(store["0"].shape), tuple(self.W.shape), self.sub_centers)
-        super().load_own_variables(store)
+        # A store of an HDF5 file has keys, but no iterator.
+        values = {key: store[key] for key in store.keys()}  # noqa: SIM118
+        sampler_state = values.pop("sampler_state", None)
+        if self.built and "0" in values:
+            dim = self.class_matrix.dim(self.W)
+            here = (dim, self.class_matrix.n_centers)
+            check_saved_shape(self.name, tuple(values["0"].shape), here, self.sub_centers)
+            if not self.class_matrix.is_plain:
+                values["0"] = self.class_matrix.stored(values["0"], dim)
+        super().load_own_variables(values)
+        if self.is_sampled and sampler_state is not None:
+            self.sampler.state.assign(sampler_state)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -285,6 +349,9 @@ class MarginHead(keras.layers.Layer):
             "learnable_scale": self.learnable_scale,
             "margin_schedule": serialize_schedule(self.margin_schedule),
             "scale_schedule": serialize_schedule(self.scale_schedule),
+            "sample_rate": self.sample_rate,
+            "sample_seed": self.sample_seed,
+            "class_multiple": self.class_multiple,
         }
 
     def _schedules(self) -> list[tuple[str, Any]]:
@@ -306,5 +373,5 @@ class MarginHead(keras.layers.Layer):
         return Rows(labels, counted, factor, target_mask(labels, self.n_classes), None, margin, False)
 
     def _shapes_of(self, input_shape: Any) -> list[tuple[int | None, ...]]:
-        dim = int(self.W.shape[0]) if self.built else None
+        dim = self.class_matrix.dim(self.W) if self.built else None
         return check_shapes(input_shape, self.n_classes, dim, self.name)

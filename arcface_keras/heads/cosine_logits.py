@@ -27,6 +27,8 @@ class CosineLogits(MarginHead):
     (3, 3)
     """
 
+    needs_all_classes = True
+
     def __init__(self, n_classes: int, **kwargs: Any) -> None:
         super().__init__(n_classes, 1.0, 0.0, **kwargs)
 

@@ -91,13 +91,13 @@ class SmoothedCrossentropy(HeadLoss):
         ids, factor, _ = self.labels(y_true, n_classes)
         if is_one_hot(tuple(y_true.shape), n_classes):
             target = ops.cast(y_true, y_pred.dtype)
-            row = _log_sum_exp(y_pred) * ops.sum(target, axis=1) - ops.sum(target * y_pred, axis=1)
+            row = log_sum_exp(y_pred) * ops.sum(target, axis=1) - ops.sum(target * y_pred, axis=1)
         else:
             row = sparse_cross_entropy(ids, y_pred)
         if self.label_smoothing:
-            spread = _log_sum_exp(y_pred) - ops.sum(y_pred, axis=1) / n_classes
+            spread = log_sum_exp(y_pred) - ops.sum(y_pred, axis=1) / n_classes
             row = (1.0 - self.label_smoothing) * row + self.label_smoothing * spread
-        return _counted(row, factor)
+        return counted_rows(row, factor)
 
     def with_margin(self, head: Any, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Return the loss (B,) of the margin logits of a stateless head, from cosines (B, n_classes)."""
@@ -105,7 +105,7 @@ class SmoothedCrossentropy(HeadLoss):
         ids, factor, valid = self.labels(y_true, n_classes)
         if is_one_hot(tuple(y_true.shape), n_classes):
             return SmoothedCrossentropy.call(self, y_true, head.logits_from_cosines(y_pred, ids, valid))
-        return _counted(head.loss_from_cosines(y_pred, ids, valid, self.label_smoothing), factor)
+        return counted_rows(head.loss_from_cosines(y_pred, ids, valid, self.label_smoothing), factor)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"label_smoothing": self.label_smoothing}
@@ -242,7 +242,7 @@ class SphereFace2Loss(HeadLoss):
             is_target, self.alpha * ops.softplus(-y_pred), (1.0 - self.alpha) * ops.softplus(y_pred)
         )
         row = self.loss_weight / self.s * ops.sum(terms, axis=1)
-        return _counted(row, factor)
+        return counted_rows(row, factor)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"s": self.s, "alpha": self.alpha, "loss_weight": self.loss_weight}
@@ -254,13 +254,15 @@ def sparse_cross_entropy(ids: Tensor, logits: Tensor) -> Tensor:
         tf = importlib.import_module("tensorflow")
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
     is_target = target_mask(ids, logits.shape[-1])
-    return _log_sum_exp(logits) - ops.sum(ops.where(is_target, logits, ops.zeros_like(logits)), axis=1)
+    return log_sum_exp(logits) - ops.sum(ops.where(is_target, logits, ops.zeros_like(logits)), axis=1)
 
 
-def _counted(row: Tensor, factor: Tensor) -> Tensor:
+def counted_rows(row: Tensor, factor: Tensor) -> Tensor:
+    """Return the losses (B,) times the factor of `HeadLoss.labels`, 0 where that is 0."""
     return ops.where(ops.equal(factor, 0.0), ops.zeros_like(row), row * factor)
 
 
-def _log_sum_exp(logits: Tensor) -> Tensor:
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """Return log sum exp (B,) of logits (B, C)."""
     top = ops.stop_gradient(ops.max(logits, axis=1, keepdims=True))
     return ops.log(ops.sum(ops.exp(logits - top), axis=1)) + ops.squeeze(top, axis=1)

@@ -46,6 +46,7 @@ class SphereFace2(MarginHead):
     """
 
     has_state = True
+    needs_all_classes = True
     margin_limit = 1.0
 
     def __init__(

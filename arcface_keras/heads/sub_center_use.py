@@ -57,7 +57,7 @@ class SubCenterUse(keras.metrics.Metric):
         head = self.head
         ids = ops.reshape(ops.cast(labels, "int32"), (-1,))
         unit = safe_normalize(ops.cast(embeddings, head.compute_dtype))[0]
-        W = ops.convert_to_tensor(head.W)
+        W = head.centers()
         centers = ops.reshape(W * inverse_column_norms(W), (W.shape[0], head.n_classes, head.sub_centers))
         cosines = ops.sum(
             ops.expand_dims(unit, 2) * ops.swapaxes(ops.take(centers, ids, axis=1), 0, 1), axis=1

@@ -3,7 +3,9 @@
 import importlib
 import importlib.util
 import json
+import logging
 import os
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ import numpy as np
 from arcface_keras._files import atomic_path
 from arcface_keras._version import __version__
 from arcface_keras.backbones.foreign import register_classes_of
+from arcface_keras.models.recipe import embedder_recipe, rebuild_embedder
+
+logger = logging.getLogger(__name__)
 
 METADATA_MEMBER = "arcface_keras.json"
 _FORMAT = 1
@@ -137,8 +142,8 @@ def _register_heads() -> None:
         importlib.import_module("arcface_keras.heads")
 
 
-def _check_probe(model: keras.Model, path: Path) -> None:
-    stored = (_read_member(path, METADATA_MEMBER) or {}).get("probe")
+def check_probe(model: keras.Model, stored: list[float] | None, path: Path) -> None:
+    """Raises a ValueError unless the embedder gives the embedding that is stored; None checks nothing."""
     if stored is None:
         return
     expected, received = np.array(stored), np.array(_probe(model))
@@ -158,11 +163,33 @@ def _check_probe(model: keras.Model, path: Path) -> None:
         )
 
 
+def recipe_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The recipe of an embedder's file, see `embedder_recipe`; no model is built.
+
+    Raises:
+        ValueError: the file was not written by `save_embedder`, or its model is none of `build_embedder`.
+    """
+    return embedder_recipe(_read_member(_check_suffix(path), "config.json") or {}, read_metadata(path))
+
+
+def _rebuilt(path: Path) -> keras.Model | None:
+    """The embedder built anew from its recipe and the weights in its file; None where that is impossible."""
+    try:
+        recipe = recipe_in(path)
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+            weights = Path(archive.extract("model.weights.h5", folder))
+            return rebuild_embedder(recipe, weights)
+    except (ValueError, KeyError, zipfile.BadZipFile):
+        return None
+
+
 def load_model(path: str | os.PathLike[str]) -> keras.Model:
     """Loads an embedder, a trainer or any other Keras model with heads of this package.
 
-    It works in a fresh process (the heads are registered first) and in safe mode. An embedder is tried on
-    the fixed picture of its file, so a Keras that computes something else is noticed.
+    It works in a fresh process (the heads are registered first) and in safe mode. An embedder whose
+    description this Keras cannot read (3.8 and 3.10 read no file of 3.15) is built anew by `build_embedder`
+    and gets the weights of the file. An embedder is tried on the fixed picture of its file, so a Keras that
+    computes something else is noticed.
 
     Args:
         path: a `.keras` file.
@@ -183,6 +210,9 @@ def load_model(path: str | os.PathLike[str]) -> keras.Model:
         reason = " ".join(str(error).split())[:300]
         other = saved_by.split(".")[:2] != keras.__version__.split(".")[:2]
         hint = f"it was saved by Keras {saved_by} and this is Keras {keras.__version__}; " if other else ""
-        raise ValueError(f"{file} could not be loaded: {hint}{reason}") from error
-    _check_probe(model, file)
+        model = _rebuilt(file)
+        if model is None:
+            raise ValueError(f"{file} could not be loaded: {hint}{reason}") from error
+        logger.info("%s was built anew, with its weights: %s%s", file, hint, reason)
+    check_probe(model, (_read_member(file, METADATA_MEMBER) or {}).get("probe"), file)
     return model

@@ -13,7 +13,8 @@ def _check_fit(neck: keras.Model, head: keras.Layer) -> int:
     """Length of the raw vector, after a head that is built already was found to take it."""
     length = neck.output_shape[1]
     W = getattr(head, "W", None)
-    if head.built and W is not None and W.shape[0] != length:
+    rows = getattr(head, "is_sampled", False)
+    if head.built and W is not None and W.shape[1 if rows else 0] != length:
         raise ValueError(
             f"head must fit the embedding of length {length}. Received: head {head.name!r} with W of shape "
             f"{tuple(W.shape)}."
@@ -32,7 +33,8 @@ class ArcFaceTrainer(keras.Model):
     logits s * cosine.
 
     The plain logits of a training step share their matrix product with the margin logits; graph
-    compilers compute it once.
+    compilers compute it once. With a head that samples classes there are none, and `fit` shows the accuracy
+    of the validation data only.
 
     Args:
         embedder: a model of `build_embedder`, or the second half from `split_embedder` or
@@ -45,8 +47,8 @@ class ArcFaceTrainer(keras.Model):
 
     Call arguments:
         images: pixels 0..255 (B, S, S, 3), uint8 or float, or whatever the given half takes.
-        training: with True, a dictionary of "embedding" (B, D) and "logits" (B, n_classes) is returned;
-            otherwise the plain logits.
+        training: with True, a dictionary of "embedding" (B, D) and "logits" (B, n_classes, unless the head
+            samples classes) is returned; otherwise the plain logits.
 
     Input shape:
         That of the embedder.
@@ -125,8 +127,14 @@ class ArcFaceTrainer(keras.Model):
             frozen = self.batch_norm_statistics == "frozen"
             features = self.backbone(images, training=False if frozen else training)
         embedding = self.neck(features, training=training)
+        if training and self._samples_classes:
+            return {"embedding": embedding}
         logits = self.head(embedding, training=False)
         return {"embedding": embedding, "logits": logits} if training else logits
+
+    @property
+    def _samples_classes(self) -> bool:
+        return bool(getattr(self.head, "is_sampled", False))
 
     def compute_loss(
         self,
@@ -146,9 +154,19 @@ class ArcFaceTrainer(keras.Model):
         return super().compute_loss(x, y, logits, sample_weight, training)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        """Metrics of the plain logits."""
+        """Metrics of the plain logits; the loss alone where a training step has no logits of all classes."""
+        if isinstance(y_pred, dict) and "logits" not in y_pred:
+            return self._loss_so_far()
         logits = y_pred["logits"] if isinstance(y_pred, dict) else y_pred
         return super().compute_metrics(x, y, logits, sample_weight)
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Results so far; the loss alone as long as no step has made logits of all classes."""
+        unseen = any(metric.name == "compile_metrics" and not metric.built for metric in self.metrics)
+        return self._loss_so_far() if unseen and self._samples_classes else super().get_metrics_result()
+
+    def _loss_so_far(self) -> dict[str, Any]:
+        return {metric.name: metric.result() for metric in self.metrics if metric.name == "loss"}
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

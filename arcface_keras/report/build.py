@@ -180,7 +180,7 @@ def _promised(data: RunData, grid: np.ndarray) -> np.ndarray | None:
 
 def _chosen_steps(data: RunData) -> list[tuple[str, dict[str, Any]]]:
     """The steps with what matching chose for them; a classifier, which the folder does not keep, is open."""
-    configured = parse_steps(data.config)
+    configured = parse_steps(data.config.steps)
     if not is_open(configured):
         return configured
     return [
@@ -194,7 +194,7 @@ def _ablation(data: RunData) -> list[dict[str, Any]]:
     known = data.metrics.get("ablation")
     if known or data.labels is None or not data.run.held_out.exists() or not len(data):
         return list(known or []) if data.labels is not None else []
-    steps = parse_steps(data.config)
+    steps = parse_steps(data.config.steps)
     held_out = load_held_out(data.run.held_out)
     if not steps or len(data) + sum(len(part.embeddings) for part in held_out) > ABLATE_UP_TO:
         return []

@@ -62,7 +62,7 @@ def draw_history(path: Path, rows: Sequence[HistoryRow]) -> bool:
             axes.axvline(at + 0.5, color="0.8", lw=0.8, zorder=0)
         axes.set_title(title)
         axes.set_xlabel("epoch")
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper left")
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     return True

@@ -1,0 +1,59 @@
+# %% [markdown]
+# # Train an embedder, offline
+#
+# Attach to this notebook: the competition and the dataset that `arcface-keras bundle` wrote (the
+# `arcface_keras` wheel, the backbone's weights and the settings). Internet stays off. The output is a folder
+# `run` that the inference notebook takes in place of the uploaded model: attach this notebook's output there.
+
+# %%
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+INPUT = Path(os.environ.get("ARCFACE_KERAS_INPUT", "/kaggle/input"))
+TRAIN_CSV = os.environ.get("ARCFACE_KERAS_TRAIN_CSV", "")  # only where more than one train.csv is attached
+TRAIN_IMAGES = os.environ.get("ARCFACE_KERAS_TRAIN_IMAGES", "")  # only where they are not found beside it
+CHANGES = {}  # options other than those of the bundled run, such as {"epochs": 5, "batch_size": 64}
+
+started = time.perf_counter()
+wheels = []
+for folder, folders, names in os.walk(INPUT, followlinks=True):
+    folders[:] = [name for name in folders if not name.endswith("images")]  # tens of thousands of photos
+    wheels += [
+        Path(folder, name) for name in names if name.startswith("arcface_keras-") and name.endswith(".whl")
+    ]
+if wheels:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheels[0])]
+    subprocess.run(command, check=True)
+    importlib.invalidate_caches()
+if importlib.util.find_spec("arcface_keras") is None:
+    raise SystemExit(f"Attach the dataset with the arcface_keras wheel. Received: none below {INPUT}.")
+
+# %% [markdown]
+# ## Train
+#
+# The backbone's weights come from the dataset. Groups are held out on the way and embedded by networks that
+# have not seen them: the threshold is chosen on those.
+
+# %%
+import json
+
+from arcface_keras.kernel import find_file, find_file_if_any, find_images, train_here
+
+settings = find_file(INPUT, "settings.json")
+backbone = CHANGES.get("backbone", json.loads(settings.read_text("utf-8"))["config"]["backbone"])
+csv = Path(TRAIN_CSV) if TRAIN_CSV else find_file(INPUT, "train.csv")
+run = train_here(
+    settings,
+    csv,
+    TRAIN_IMAGES or find_images(csv),
+    "run",
+    weights=find_file_if_any(INPUT, f"{backbone}.weights.h5"),
+    **CHANGES,
+)
+
+# %%
+print(f"wrote {run.embedder} in {time.perf_counter() - started:.0f} seconds")
