@@ -14,7 +14,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -32,9 +32,204 @@ BEYOND_PI = ("arcface", "smooth")
 
 GRADIENTS = ("exact", "straight_through")
 
+Tensor = Any
+
+CHUNK_ROWS = 64
+"""Rows of a large matrix that are squared at a time: the temporary then stays in the cache."""
+
+
+def _add_up_rows(a: Tensor, b: Tensor) -> Tensor:
+    jax = importlib.import_module("jax")
+
+    def row(x: Tensor, i: Any) -> Tensor:
+        return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+    def add(i: Any, total: Tensor) -> Tensor:
+        return total + row(a, i) * row(b, i)
+
+    return jax.lax.fori_loop(0, a.shape[0], add, ops.zeros((a.shape[1],), a.dtype))
+
+
+def _sum_columns(a: Tensor, b: Tensor) -> Tensor:
+    return ops.sum(a * b, axis=0)
+
+
+def column_dots(a: Tensor, b: Tensor) -> Tensor:
+    """Return the dot product of every column of `a` (n, C) with that of `b`, as (C,).
+
+    What costs is the n x C temporary (TensorFlow) and the walk down columns (XLA on CPUs, where at
+    C = 100,000 it takes longer than the three matrix products of a step).
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        jax = importlib.import_module("jax")
+        return jax.lax.platform_dependent(a, b, cpu=_add_up_rows, default=_sum_columns)
+    n = a.shape[0]
+    if backend == "torch" or n is None or n <= CHUNK_ROWS:
+        return _sum_columns(a, b)
+    total = _sum_columns(a[:CHUNK_ROWS], b[:CHUNK_ROWS])
+    for start in range(CHUNK_ROWS, n, CHUNK_ROWS):
+        total = total + _sum_columns(a[start : start + CHUNK_ROWS], b[start : start + CHUNK_ROWS])
+    return total
+
+
+def inverse_column_norms(W: Tensor) -> Tensor:
+    """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,), and 0 for a zero column."""
+    norms = ops.sqrt(column_dots(W, W))
+    positive = ops.not_equal(norms, 0.0)
+    inverse = 1.0 / ops.where(positive, norms, ops.ones_like(norms))
+    return ops.where(positive, inverse, ops.zeros_like(inverse))
+
+
+@ops.custom_gradient
+def cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple[Tensor, Tensor]]]:
+    """Return the cosines (B, C) of unit rows (B, D) with the columns of `W` (D, C); 0 for a zero column.
+
+    The columns of the product are scaled by 1 / ||w||, which is B x C work where normalising `W` is D x C.
+    The gradient is written out, because the automatic one passes over D x C more often:
+    d unit = (g / ||w||) W^T and dW = unit^T (g / ||w||) - w_c sum_b(g cos) / ||w_c||^2, 0 for a zero column.
+    """
+    inverse = inverse_column_norms(W)
+    cosine = (unit @ W) * inverse
+
+    def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        upstream = args[0] if upstream is None else upstream
+        scaled = upstream * inverse
+        radial = column_dots(upstream, cosine) * ops.square(inverse)
+        return scaled @ ops.transpose(W), ops.transpose(unit) @ scaled - W * radial
+
+    return cosine, gradient
+
+
+def gather_rows(variable: Any, ids: Tensor) -> Tensor:
+    """Return rows of a variable; on TensorFlow without a copy of it, with a gradient of these rows only."""
+    if keras.backend.backend() == "tensorflow":
+        return importlib.import_module("tensorflow").gather(variable.value, ids)
+    return ops.take(variable.value, ids, axis=0)
+
+
+def read(variable: Any) -> Tensor:
+    """Return the value of a Keras variable as a tensor; TensorFlow's custom gradients take no variables."""
+    value = variable.value
+    if keras.backend.backend() == "tensorflow":
+        value = importlib.import_module("tensorflow").convert_to_tensor(value)
+    return value
+
+
+NORM_ROWS = 16384
+"""Rows whose squares are held at a time for their lengths."""
+
+
+def row_norms(W: Tensor) -> Tensor:
+    """Return the lengths (n,) of the rows of `W` (n, D)."""
+    n = W.shape[0]
+    if keras.backend.backend() != "tensorflow" or n is None or n <= NORM_ROWS:
+        return ops.sqrt(ops.sum(W * W, axis=1))
+    parts = [W[start : start + NORM_ROWS] for start in range(0, n, NORM_ROWS)]
+    return ops.sqrt(ops.concatenate([ops.sum(part * part, axis=1) for part in parts]))
+
+
+@ops.custom_gradient
+def row_cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple[Tensor, Tensor]]]:
+    """`cosine_product` for classes as rows: cosines (B, n) of unit rows (B, D) with rows of `W` (n, D)."""
+    norms = row_norms(W)
+    positive = ops.not_equal(norms, 0.0)
+    inverse = 1.0 / ops.where(positive, norms, ops.ones_like(norms))
+    inverse = ops.where(positive, inverse, ops.zeros_like(inverse))
+    cosine = (unit @ ops.transpose(W)) * inverse
+
+    def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        upstream = args[0] if upstream is None else upstream
+        scaled = upstream * inverse
+        radial = column_dots(upstream, cosine) * ops.square(inverse)
+        return scaled @ W, ops.transpose(scaled) @ unit - W * ops.expand_dims(radial, 1)
+
+    return cosine, gradient
+
+
+class ClassMatrix(NamedTuple):
+    """The form of `W` of a head.
+
+    Attributes:
+        n_classes: Number of classes.
+        sub_centers: Centers per class.
+        multiple: `W` has as many classes as the next multiple of this; those beyond n_classes are zeros,
+            belong to nobody and receive no gradient.
+        as_rows: Classes are rows.
+    """
+
+    n_classes: int
+    sub_centers: int
+    multiple: int
+    as_rows: bool
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.as_rows and self.n_classes % self.multiple == 0
+
+    @property
+    def n_centers(self) -> int:
+        return self.n_classes * self.sub_centers
+
+    def shape(self, dim: int) -> tuple[int, int]:
+        """Return the shape of the variable for embeddings of `dim` dimensions."""
+        columns = -(-self.n_classes // self.multiple) * self.multiple * self.sub_centers
+        return (columns, dim) if self.as_rows else (dim, columns)
+
+    def dim(self, W: Any) -> int:
+        return int(W.shape[1 if self.as_rows else 0])
+
+    def initializer(self, columns: Any) -> Any:
+        """Return an initializer of the variable that gives every class what `columns` gives a plain `W`."""
+
+        def initialize(shape: tuple[int, ...], dtype: Any = None) -> Tensor:
+            dim = shape[1 if self.as_rows else 0]
+            W = columns((dim, self.n_centers), dtype=dtype)
+            missing = shape[0 if self.as_rows else 1] - self.n_centers
+            W = ops.pad(W, [[0, 0], [0, missing]]) if missing else W
+            return ops.transpose(W) if self.as_rows else W
+
+        return columns if self.is_plain else initialize
+
+    def columns(self, W: Tensor) -> Tensor:
+        """Return the columns (D, n_classes * sub_centers) of the variable's value, a tensor or an array."""
+        if self.as_rows:
+            return W[: self.n_centers].T if isinstance(W, np.ndarray) else ops.transpose(W[: self.n_centers])
+        return W[:, : self.n_centers]
+
+    def stored(self, columns: Any, dim: int) -> np.ndarray:
+        """Return the array of the variable, from columns of a file."""
+        W = np.zeros(self.shape(dim), dtype=columns.dtype)
+        if self.as_rows:
+            W[: self.n_centers] = np.asarray(columns).T
+        else:
+            W[:, : self.n_centers] = np.asarray(columns)
+        return W
+
+    def cosines(self, unit: Tensor, W: Any, ids: Tensor | None) -> Tensor:
+        """Return the cosines of unit rows (B, D) with all classes, or with those of `ids`; (B, width)."""
+        if ids is not None:
+            cosine = row_cosine_product(unit, gather_rows(W, self._center_ids(ids)))
+            width = ids.shape[0]
+        else:
+            product: Callable[..., Tensor] = row_cosine_product if self.as_rows else cosine_product
+            cosine, width = product(unit, read(W)), self.n_classes
+            cosine = cosine if self.n_classes % self.multiple == 0 else cosine[:, : self.n_centers]
+        if self.sub_centers == 1:
+            return cosine
+        return ops.max(ops.reshape(cosine, (-1, width, self.sub_centers)), axis=2)
+
+    def _center_ids(self, ids: Tensor) -> Tensor:
+        if self.sub_centers == 1:
+            return ids
+        centers = ops.expand_dims(ids * self.sub_centers, 1) + ops.arange(self.sub_centers, dtype="int32")
+        return ops.reshape(centers, (-1,))
+
+
 MANUAL = "manual"
 
-Tensor = Any
+MASKED = -1e30
+"""Logit of a column that repeats a class which has a column already: its softmax is exactly 0."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +237,12 @@ class Rows:
     """What a margin rule may know about the rows of a batch.
 
     Attributes:
-        labels: Class ids (B,), int32, in 0..n_classes-1 (0 for a row that does not count).
+        labels: Column of each row's class (B,), int32: its id, 0 for a row that does not count; in a step
+            that samples classes, its place among them.
         counted: (B,) bool; False for a row whose label is ignored or cannot be right.
         factor: (B, 1), by which the logits of a row must be multiplied: 1, or 0 for an ignored row, or NaN
             for a row whose label cannot be right.
-        is_target: (B, n_classes) bool, True at the class of each row.
+        is_target: (B, width of the cosines) bool, True at the class of each row.
         norms: Lengths of the embeddings before normalisation (B, 1).
         margin: The margin of each row: a float, or (B, 1) for per-class or scheduled margins.
         training: True inside a training step; state moves only then.
@@ -220,15 +416,6 @@ class HeadLoss(keras.losses.Loss):
         return {"name": self.name, "reduction": self.reduction, "ignore_class": self.ignore_class}
 
 
-def _counted(row: Tensor, factor: Tensor) -> Tensor:
-    return ops.where(ops.equal(factor, 0.0), ops.zeros_like(row), row * factor)
-
-
-def _log_sum_exp(logits: Tensor) -> Tensor:
-    top = ops.stop_gradient(ops.max(logits, axis=1, keepdims=True))
-    return ops.log(ops.sum(ops.exp(logits - top), axis=1)) + ops.squeeze(top, axis=1)
-
-
 def check_number(
     name: str, value: Any, *, above: float | None = None, low: float = -math.inf, high: float = math.inf
 ) -> float:
@@ -246,6 +433,17 @@ def check_number(
     return number
 
 
+def counted_rows(row: Tensor, factor: Tensor) -> Tensor:
+    """Return the losses (B,) times the factor of `HeadLoss.labels`, 0 where that is 0."""
+    return ops.where(ops.equal(factor, 0.0), ops.zeros_like(row), row * factor)
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """Return log sum exp (B,) of logits (B, C)."""
+    top = ops.stop_gradient(ops.max(logits, axis=1, keepdims=True))
+    return ops.log(ops.sum(ops.exp(logits - top), axis=1)) + ops.squeeze(top, axis=1)
+
+
 def target_mask(labels: Tensor, n_classes: int) -> Tensor:
     """Return (B, n_classes) bool, True at the class of each row, of class ids (B,)."""
     return ops.equal(ops.expand_dims(labels, 1), ops.arange(n_classes, dtype="int32"))
@@ -257,7 +455,7 @@ def sparse_cross_entropy(ids: Tensor, logits: Tensor) -> Tensor:
         tf = importlib.import_module("tensorflow")
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
     is_target = target_mask(ids, logits.shape[-1])
-    return _log_sum_exp(logits) - ops.sum(ops.where(is_target, logits, ops.zeros_like(logits)), axis=1)
+    return log_sum_exp(logits) - ops.sum(ops.where(is_target, logits, ops.zeros_like(logits)), axis=1)
 
 
 @keras.saving.register_keras_serializable(package="arcface_layer")
@@ -302,13 +500,13 @@ class SmoothedCrossentropy(HeadLoss):
         ids, factor, _ = self.labels(y_true, n_classes)
         if is_one_hot(tuple(y_true.shape), n_classes):
             target = ops.cast(y_true, y_pred.dtype)
-            row = _log_sum_exp(y_pred) * ops.sum(target, axis=1) - ops.sum(target * y_pred, axis=1)
+            row = log_sum_exp(y_pred) * ops.sum(target, axis=1) - ops.sum(target * y_pred, axis=1)
         else:
             row = sparse_cross_entropy(ids, y_pred)
         if self.label_smoothing:
-            spread = _log_sum_exp(y_pred) - ops.sum(y_pred, axis=1) / n_classes
+            spread = log_sum_exp(y_pred) - ops.sum(y_pred, axis=1) / n_classes
             row = (1.0 - self.label_smoothing) * row + self.label_smoothing * spread
-        return _counted(row, factor)
+        return counted_rows(row, factor)
 
     def with_margin(self, head: Any, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Return the loss (B,) of the margin logits of a stateless head, from cosines (B, n_classes)."""
@@ -316,7 +514,7 @@ class SmoothedCrossentropy(HeadLoss):
         ids, factor, valid = self.labels(y_true, n_classes)
         if is_one_hot(tuple(y_true.shape), n_classes):
             return SmoothedCrossentropy.call(self, y_true, head.logits_from_cosines(y_pred, ids, valid))
-        return _counted(head.loss_from_cosines(y_pred, ids, valid, self.label_smoothing), factor)
+        return counted_rows(head.loss_from_cosines(y_pred, ids, valid, self.label_smoothing), factor)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"label_smoothing": self.label_smoothing}
@@ -327,6 +525,81 @@ def check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be a positive integer. Received: {name}={value!r}.")
     return int(value)
+
+
+def first_row_of_class(labels: Tensor) -> Tensor:
+    """Return, for class ids (B,), the index (B,) int32 of the first row with the same id."""
+    same = ops.cast(ops.equal(ops.expand_dims(labels, 1), ops.expand_dims(labels, 0)), "int32")
+    return ops.cast(ops.argmax(same, axis=1), "int32")
+
+
+@keras.saving.register_keras_serializable(package="arcface_layer")
+class SampledCrossentropy(SmoothedCrossentropy):
+    """Cross-entropy of a head with `sample_rate`, what its `loss()` returns.
+
+    In a training step the logits have the columns of a draw of classes, where the class of a row stands at
+    the first row of the batch with the same label; outside they have one per class. The loss tells the two
+    by their width. The labels must be those the head was given, in the same order.
+
+    Args:
+        n_classes: Number of classes of the head.
+        label_smoothing: As in `SmoothedCrossentropy`; in a training step spread over the drawn classes.
+        **kwargs: `ignore_class`, `reduction`, `name`.
+
+    Call arguments:
+        y_true: Labels (batch,), (batch, 1) or one-hot (batch, n_classes).
+        y_pred: Logits (batch, n_classes), or (batch, fewer) of a training step.
+
+    Example:
+
+    >>> head = ArcMarginProduct(100, sample_rate=0.1)
+    >>> x, y = np.eye(2, 8, dtype="float32"), np.array([7, 42])
+    >>> logits = head([x, y], training=True)
+    >>> tuple(logits.shape), tuple(head.loss()(y, logits).shape)
+    ((2, 10), ())
+
+    Reference:
+        An et al., "Partial FC: Training 10 Million Identities on a Single Machine", 2020,
+        https://arxiv.org/abs/2010.05222, section 3.3; "Killing Two Birds with One Stone", 2022,
+        https://arxiv.org/abs/2203.15565, section 3.2.
+    """
+
+    def __init__(self, n_classes: int, label_smoothing: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(label_smoothing, **kwargs)
+        self.n_classes = check_count("n_classes", n_classes)
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        if y_pred.shape[-1] == self.n_classes:
+            return super().call(y_true, y_pred)
+        ids, factor, _ = self.labels(y_true, self.n_classes)
+        row = sparse_cross_entropy(first_row_of_class(ids), y_pred)
+        if self.label_smoothing:
+            live = y_pred > MASKED / 2
+            total = ops.sum(ops.where(live, y_pred, ops.zeros_like(y_pred)), axis=1)
+            spread = log_sum_exp(y_pred) - total / ops.sum(ops.cast(live, y_pred.dtype), axis=1)
+            row = (1.0 - self.label_smoothing) * row + self.label_smoothing * spread
+        return counted_rows(row, factor)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"n_classes": self.n_classes}
+
+
+def check_allows_sampling(head: Any) -> None:
+    """Raise if the rule, a regularizer or a constraint of a head with `sample_rate` needs all classes."""
+    name = type(head).__name__
+    if head.needs_all_classes:
+        heads = importlib.import_module("arcface_keras.heads").HEADS.values()
+        able = ", ".join(sorted(other.__name__ for other in heads if not other.needs_all_classes))
+        raise ValueError(
+            f"sample_rate must be 1 for {name}, which needs the logits of all classes; those that allow less "
+            f"are {able}. Received: sample_rate={head.sample_rate}."
+        )
+    for option in ("kernel_regularizer", "kernel_constraint"):
+        if getattr(head, option) is not None:
+            raise ValueError(
+                f"{option} must be None with sample_rate < 1, as it passes over all classes in each step. "
+                f"Received: {option}={getattr(head, option)!r}."
+            )
 
 
 def check_ignore_label(value: Any, n_classes: int) -> int:
@@ -390,73 +663,6 @@ def check_shapes(input_shape: Any, n_classes: int, dim: int | None, name: str) -
             f"Received: embeddings of shape {shapes[0]}."
         )
     return shapes
-
-
-CHUNK_ROWS = 64
-"""Rows of a large matrix that are squared at a time: the temporary then stays in the cache."""
-
-
-def _add_up_rows(a: Tensor, b: Tensor) -> Tensor:
-    jax = importlib.import_module("jax")
-
-    def row(x: Tensor, i: Any) -> Tensor:
-        return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
-
-    def add(i: Any, total: Tensor) -> Tensor:
-        return total + row(a, i) * row(b, i)
-
-    return jax.lax.fori_loop(0, a.shape[0], add, ops.zeros((a.shape[1],), a.dtype))
-
-
-def _sum_columns(a: Tensor, b: Tensor) -> Tensor:
-    return ops.sum(a * b, axis=0)
-
-
-def column_dots(a: Tensor, b: Tensor) -> Tensor:
-    """Return the dot product of every column of `a` (n, C) with that of `b`, as (C,).
-
-    What costs is the n x C temporary (TensorFlow) and the walk down columns (XLA on CPUs, where at
-    C = 100,000 it takes longer than the three matrix products of a step).
-    """
-    backend = keras.backend.backend()
-    if backend == "jax":
-        jax = importlib.import_module("jax")
-        return jax.lax.platform_dependent(a, b, cpu=_add_up_rows, default=_sum_columns)
-    n = a.shape[0]
-    if backend == "torch" or n is None or n <= CHUNK_ROWS:
-        return _sum_columns(a, b)
-    total = _sum_columns(a[:CHUNK_ROWS], b[:CHUNK_ROWS])
-    for start in range(CHUNK_ROWS, n, CHUNK_ROWS):
-        total = total + _sum_columns(a[start : start + CHUNK_ROWS], b[start : start + CHUNK_ROWS])
-    return total
-
-
-def inverse_column_norms(W: Tensor) -> Tensor:
-    """Return 1 / ||w_c|| for every column of `W` (D, C) as (C,), and 0 for a zero column."""
-    norms = ops.sqrt(column_dots(W, W))
-    positive = ops.not_equal(norms, 0.0)
-    inverse = 1.0 / ops.where(positive, norms, ops.ones_like(norms))
-    return ops.where(positive, inverse, ops.zeros_like(inverse))
-
-
-@ops.custom_gradient
-def cosine_product(unit: Tensor, W: Tensor) -> tuple[Tensor, Callable[..., tuple[Tensor, Tensor]]]:
-    """Return the cosines (B, C) of unit rows (B, D) with the columns of `W` (D, C); 0 for a zero column.
-
-    The columns of the product are scaled by 1 / ||w||, which is B x C work where normalising `W` is D x C.
-    The gradient is written out, because the automatic one passes over D x C more often:
-    d unit = (g / ||w||) W^T and dW = unit^T (g / ||w||) - w_c sum_b(g cos) / ||w_c||^2, 0 for a zero column.
-    """
-    inverse = inverse_column_norms(W)
-    cosine = (unit @ W) * inverse
-
-    def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        upstream = args[0] if upstream is None else upstream
-        scaled = upstream * inverse
-        radial = column_dots(upstream, cosine) * ops.square(inverse)
-        return scaled @ ops.transpose(W), ops.transpose(unit) @ scaled - W * radial
-
-    return cosine, gradient
 
 
 Gradient = Callable[..., Any]
@@ -595,14 +801,6 @@ def is_plain(labels: Any) -> bool:
     return isinstance(labels, (np.ndarray, np.generic))
 
 
-def read(variable: Any) -> Tensor:
-    """Return the value of a Keras variable as a tensor; TensorFlow's custom gradients take no variables."""
-    value = variable.value
-    if keras.backend.backend() == "tensorflow":
-        value = importlib.import_module("tensorflow").convert_to_tensor(value)
-    return value
-
-
 def safe_normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Scale the rows of `x` (B, D) to unit length.
 
@@ -619,6 +817,68 @@ def safe_normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     length = ops.sqrt(ops.where(positive, squares, ops.ones_like(squares)))
     unit = ops.where(positive, scaled / length, ops.zeros_like(x))
     return unit, ops.where(positive, length * peak, ops.zeros_like(length))
+
+
+class Sample(NamedTuple):
+    """The classes of one step.
+
+    Attributes:
+        ids: Class of each column (width,), int32: first the label of every row, then drawn classes.
+        live: (width,) bool, False for a column whose class has another column.
+        place: Column of each row's class (B,), int32: the first row with the same label.
+    """
+
+    ids: Tensor
+    live: Tensor
+    place: Tensor
+
+
+def check_batch_fits(rows: Any, width: int) -> Any:
+    """Return `rows`; raise if a batch has more of them than columns are sampled, maybe when a graph runs."""
+    problem = f"sample_rate * n_classes must be at least the batch size, {width} columns hold no more rows."
+    if isinstance(rows, int):
+        if rows > width:
+            raise ValueError(f"{problem} Received: batch size={rows}.")
+        return rows
+    tf = importlib.import_module("tensorflow")
+    with tf.control_dependencies([tf.debugging.assert_less_equal(rows, width, message=problem)]):
+        return tf.identity(rows)
+
+
+def sample_classes(labels: Tensor, n_classes: int, width: int, seed: Any) -> Sample:
+    """Draw `width` classes that hold those of the batch.
+
+    The classes, turned by a random offset, are cut into `width` stretches, and each stretch gives one class:
+    every class is drawn equally often, none twice, for the price of `width` random numbers; a random subset
+    of a million takes longer than the step it saves. Columns of the first B stretches go to the labels
+    (B,). A drawn class that is also a label, and a label that came before, are columns without effect.
+
+    Raises:
+        ValueError: If there are more rows than columns; in a graph that does not know B, when it runs.
+    """
+    first_rows = first_row_of_class(labels)
+    rows = check_batch_fits(ops.shape(labels)[0], width)
+    edges = np.arange(width + 1, dtype=np.int64) * n_classes // width
+    low = ops.convert_to_tensor(edges[:-1], dtype="int32")
+    size = ops.convert_to_tensor(np.diff(edges), dtype="int32")
+    uniform = keras.random.uniform((width,), dtype="float32", seed=seed)
+    within = ops.cast(uniform * ops.cast(size, "float32"), "int32")
+    within = ops.where(within < size, within, size - 1)
+    offset = ops.cast(keras.random.randint((1,), 0, n_classes, seed=seed), "int32")
+    drawn = ops.mod(low + within + offset, n_classes)[rows:]
+    is_label = ops.scatter_update(
+        ops.zeros((n_classes,), dtype="int32"), ops.expand_dims(labels, 1), ops.ones_like(labels)
+    )
+    fresh = ops.equal(ops.take(is_label, drawn, axis=0), 0)
+    first = ops.equal(first_rows, ops.arange(rows, dtype="int32"))
+    ids = ops.reshape(ops.concatenate([labels, drawn]), (width,))
+    live = ops.reshape(ops.concatenate([first, fresh]), (width,))
+    return Sample(ids, live, first_rows)
+
+
+def sample_width(n_classes: int, rate: float) -> int:
+    """Return how many columns a step has, n_classes * rate rounded, at least 1."""
+    return max(1, round(n_classes * rate))
 
 
 def serialize_schedule(schedule: Any) -> Any:
@@ -697,6 +957,12 @@ class MarginHead(keras.layers.Layer):
         margin_schedule: Factor of the margin over training steps, a schedule such as `Warmup`; or "manual"
             for one that `MarginWarmup` or `head.margin_factor.assign` sets. The factor is a saved weight.
         scale_schedule: The same for the scale.
+        sample_rate: Share of the classes that a training step looks at, in (0, 1]: those of the batch and a
+            new draw of others. Its logits are (batch, n_classes * sample_rate), for `head.loss()` and no
+            other loss, and only drawn classes receive a gradient. 1 is the plain head.
+        sample_seed: Seed of the draws, whose state is saved; None takes a random one.
+        class_multiple: Give `W` zero columns up to a multiple of this many classes, which nobody sees, so
+            that it can be split evenly over devices.
         **kwargs: `name`, `dtype`, `trainable`. A slash in the name becomes an underscore, which is all
             Keras 3 allows. A half-precision `dtype` or global policy still gives a float32 head.
 
@@ -728,6 +994,9 @@ class MarginHead(keras.layers.Layer):
     has_state = False
     """True for heads whose rule needs weights, lengths or draws of its own."""
 
+    needs_all_classes = False
+    """True for heads whose rule is wrong on a sample of the classes."""
+
     def __init__(
         self,
         n_classes: int,
@@ -741,6 +1010,9 @@ class MarginHead(keras.layers.Layer):
         learnable_scale: bool = False,
         margin_schedule: Any = None,
         scale_schedule: Any = None,
+        sample_rate: float = 1.0,
+        sample_seed: int | None = None,
+        class_multiple: int = 1,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("name") is not None:
@@ -759,6 +1031,16 @@ class MarginHead(keras.layers.Layer):
         self.learnable_scale = bool(learnable_scale)
         self.margin_schedule = get_schedule("margin_schedule", margin_schedule)
         self.scale_schedule = get_schedule("scale_schedule", scale_schedule)
+        self.sample_rate = check_number("sample_rate", sample_rate, above=0.0, high=1.0)
+        self.sample_seed = sample_seed
+        self.class_multiple = check_count("class_multiple", class_multiple)
+        self.sample_width = sample_width(self.n_classes, self.sample_rate)
+        if self.is_sampled:
+            check_allows_sampling(self)
+            self.sampler = keras.random.SeedGenerator(sample_seed)
+        self.class_matrix = ClassMatrix(
+            self.n_classes, self.sub_centers, self.class_multiple, self.is_sampled
+        )
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Check labels given as plain Python or NumPy values, which later lose their type, then call."""
@@ -769,7 +1051,10 @@ class MarginHead(keras.layers.Layer):
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        """Create `W` of shape (D, n_classes * sub_centers) and the state of the subclass."""
+        """Create `W` of shape (D, n_classes * sub_centers) and the state of the subclass.
+
+        With `sample_rate` the variable has classes as rows, which can be gathered; files are the same.
+        """
         dim = self._shapes_of(input_shape)[0][-1]
         if dim is None:
             raise ValueError(
@@ -777,8 +1062,8 @@ class MarginHead(keras.layers.Layer):
             )
         self.W = self.add_weight(
             name="W",
-            shape=(int(dim), self.n_classes * self.sub_centers),
-            initializer=self.kernel_initializer,
+            shape=self.class_matrix.shape(int(dim)),
+            initializer=self.class_matrix.initializer(self.kernel_initializer),
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
             autocast=False,
@@ -825,19 +1110,24 @@ class MarginHead(keras.layers.Layer):
         if known is not None:
             check_labels(known, self.n_classes, self.ignore_label)
         ids, valid, ignored = to_sparse(labels, self.n_classes, self.ignore_label)
-        cosine = self.cosines(unit)
-        cosine, target = split_target(cosine, ids)
-        is_target = target_mask(ids, self.n_classes)
+        sampled, place = None, ids
+        if training and self.is_sampled:
+            sampled = sample_classes(ids, self.n_classes, self.sample_width, self.sampler)
+            place = sampled.place
+        cosine = self.cosines(unit) if sampled is None else self.cosines(unit, sampled.ids)
+        cosine, target = split_target(cosine, place)
+        is_target = target_mask(place, int(cosine.shape[1]))
         if training:
             self._advance_schedules()
         bad = ops.cast(float("nan"), cosine.dtype)
         factor = ops.where(valid, ops.ones_like(bad), ops.where(ignored, ops.zeros_like(bad), bad))
         rows = Rows(
-            ids, valid, ops.expand_dims(factor, 1), is_target, norms, self.margins(ids), bool(training)
+            place, valid, ops.expand_dims(factor, 1), is_target, norms, self.margins(ids), bool(training)
         )
         if training:
             self.update_state(cosine, target, rows)
-        return self.margin_logits(cosine, target, rows)
+        logits = self.margin_logits(cosine, target, rows)
+        return logits if sampled is None else ops.where(sampled.live, logits, MASKED)
 
     def logits_from_cosines(self, cosine: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
         """Return margin logits of a stateless, unbuilt head from cosines (B, n_classes) and ids (B,)."""
@@ -861,21 +1151,29 @@ class MarginHead(keras.layers.Layer):
         return cross_entropy(negatives, modified, labels, self.scale(), smoothing)
 
     @property
+    def is_sampled(self) -> bool:
+        """True if training steps look at a sample of the classes."""
+        return self.sample_width < self.n_classes
+
+    def centers(self) -> Tensor:
+        """Return `W` as a tensor (D, n_classes * sub_centers), whatever the form of the variable."""
+        return self.class_matrix.columns(ops.convert_to_tensor(self.W))
+
+    @property
     def is_stateless(self) -> bool:
         """True if the logits follow from cosines and labels alone, so that a loss can hold the margin."""
         scheduled = self.margin_schedule is not None or self.scale_schedule is not None
-        return not (self.has_state or scheduled or self.learnable_scale)
+        return not (self.has_state or scheduled or self.learnable_scale or self.is_sampled)
 
     def loss(self) -> keras.losses.Loss:
         """Return the loss this head is trained with; most are trained with cross-entropy."""
+        if self.is_sampled:
+            return SampledCrossentropy(self.n_classes, ignore_class=self.ignore_label)
         return SmoothedCrossentropy(ignore_class=self.ignore_label)
 
-    def cosines(self, unit: Tensor) -> Tensor:
-        """Return the cosine of unit rows (B, D) with every class, (B, n_classes)."""
-        cosine = cosine_product(unit, read(self.W))
-        if self.sub_centers > 1:
-            cosine = ops.max(ops.reshape(cosine, (-1, self.n_classes, self.sub_centers)), axis=2)
-        return cosine
+    def cosines(self, unit: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the cosine of unit rows (B, D) with every class, (B, n_classes), or with those of `ids`."""
+        return self.class_matrix.cosines(unit, self.W, ids)
 
     def margins(self, labels: Tensor) -> Any:
         """Return the margin of each row: the float `m`, a scheduled scalar, or (B, 1) of `class_margins`."""
@@ -921,10 +1219,29 @@ class MarginHead(keras.layers.Layer):
         shape = self.compute_output_shape(shapes(embeddings, labels))
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
+    def save_own_variables(self, store: Any) -> None:
+        values: dict[str, Any] = {}
+        super().save_own_variables(values)
+        if not self.class_matrix.is_plain:
+            values["0"] = self.class_matrix.columns(ops.convert_to_numpy(self.W))
+        if self.is_sampled:
+            values["sampler_state"] = ops.convert_to_numpy(self.sampler.state)
+        for key, value in values.items():
+            store[key] = value
+
     def load_own_variables(self, store: Any) -> None:
-        if self.built and "0" in store.keys():  # noqa: SIM118 -- a store of an HDF5 file has keys, no iterator
-            check_saved_shape(self.name, tuple(store["0"].shape), tuple(self.W.shape), self.sub_centers)
-        super().load_own_variables(store)
+        # A store of an HDF5 file has keys, but no iterator.
+        values = {key: store[key] for key in store.keys()}  # noqa: SIM118
+        sampler_state = values.pop("sampler_state", None)
+        if self.built and "0" in values:
+            dim = self.class_matrix.dim(self.W)
+            here = (dim, self.class_matrix.n_centers)
+            check_saved_shape(self.name, tuple(values["0"].shape), here, self.sub_centers)
+            if not self.class_matrix.is_plain:
+                values["0"] = self.class_matrix.stored(values["0"], dim)
+        super().load_own_variables(values)
+        if self.is_sampled and sampler_state is not None:
+            self.sampler.state.assign(sampler_state)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -940,6 +1257,9 @@ class MarginHead(keras.layers.Layer):
             "learnable_scale": self.learnable_scale,
             "margin_schedule": serialize_schedule(self.margin_schedule),
             "scale_schedule": serialize_schedule(self.scale_schedule),
+            "sample_rate": self.sample_rate,
+            "sample_seed": self.sample_seed,
+            "class_multiple": self.class_multiple,
         }
 
     def _schedules(self) -> list[tuple[str, Any]]:
@@ -961,7 +1281,7 @@ class MarginHead(keras.layers.Layer):
         return Rows(labels, counted, factor, target_mask(labels, self.n_classes), None, margin, False)
 
     def _shapes_of(self, input_shape: Any) -> list[tuple[int | None, ...]]:
-        dim = int(self.W.shape[0]) if self.built else None
+        dim = self.class_matrix.dim(self.W) if self.built else None
         return check_shapes(input_shape, self.n_classes, dim, self.name)
 
 
