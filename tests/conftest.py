@@ -54,3 +54,8 @@ def catalogue(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         return write_catalogue(tmp_path, groups, shots, prefix=prefix, labelled=labelled)
 
     return write
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file begins first, so that no process waits for it alone at the end."""
+    items.sort(key=lambda item: item.path.name != "test_training_kill.py")
