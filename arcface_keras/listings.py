@@ -1,7 +1,7 @@
 """Listings: what is known of them when they are matched."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from arcface_keras.embeddings import Embeddings
@@ -28,6 +28,7 @@ class Listings:
     titles: tuple[str, ...] | None = None
     phashes: tuple[str, ...] | None = None
     training_titles: tuple[str, ...] = ()
+    _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("titles", "phashes"):
@@ -43,6 +44,14 @@ class Listings:
 
     def __len__(self) -> int:
         return len(self.embeddings)
+
+    def remember(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """What was computed for a key, now or before; the last two are kept."""
+        if key not in self._remembered:
+            while len(self._remembered) > 1:
+                del self._remembered[next(iter(self._remembered))]
+            self._remembered[key] = compute()
+        return self._remembered[key]
 
     def required(self, name: str) -> tuple[str, ...]:
         """The titles or phashes; an error where they are not known."""

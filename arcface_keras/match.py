@@ -1,8 +1,6 @@
 """The stage `match`: embeddings in, matches above an honest threshold out."""
 
-import ast
 import logging
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +21,8 @@ from arcface_keras.neighbors.auto import engine_taken
 from arcface_keras.pairs import PairClassifier
 from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
-from arcface_keras.signals import Choices, SearchOptions, apply_listing_steps, fit_steps, is_open
+from arcface_keras.signals import SearchOptions, apply_listing_steps, fit_steps, is_open, parse_steps
+from arcface_keras.signals.columns import check_columns
 from arcface_keras.signals.fit import check_steps, deciding_places, rows_to_calibrate_for
 
 __all__ = [
@@ -37,12 +36,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-UNLIKE_SHARES = 0.1
-"""Difference in the share of listings with a title that is worth a warning."""
-
-_COMMA = re.compile(r",(?![^({\[]*[)}\]])")
-"""A comma outside brackets."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +123,7 @@ def match_listings(
         raise ValueError(f"steps left open need held-out listings. Received: none, steps={steps}.")
     if not held_out and threshold is None and not places:
         raise ValueError("matching needs a threshold or held-out listings. Received: neither.")
-    _check_signals(listings, held_out, steps)
-    _warn_of_other_shares(listings, held_out, steps)
+    check_columns(listings, held_out, steps)
     if held_out and (threshold is None or is_open(steps)):
         fitted = fit_steps(steps, held_out, len(listings), search)
         steps = list(fitted.steps)
@@ -153,44 +145,8 @@ def match_listings(
             threshold = max(threshold, graph.threshold)
         graph = graph.keep(graph.similarities >= np.float32(threshold), threshold=threshold)
     done = [split_step(step) for step in steps]
-    recall = min(each.recall for each in (candidates, ranking) if each.recall is not None)
+    recall = min((each.recall for each in (candidates, ranking) if each.recall is not None), default=None)
     return Matches(graph, ranking, threshold, calibration, done, expected, decision, recall)
-
-
-def _check_signals(listings: Listings, held_out: Sequence[HeldOut], steps: Sequence[Step]) -> None:
-    """A pair classifier learns from the signals that it will meet."""
-    if not len(listings) or not any(split_step(step)[0] == "pair_classifier" for step in steps):
-        return
-    for name in ("titles", "phashes"):
-        known = getattr(listings, name) is not None
-        other = [part for part in held_out if (getattr(part, name) is not None) != known]
-        if other:
-            raise ValueError(
-                "pair_classifier needs the same columns of the listings to match and of the held-out "
-                f"training listings. Received: {name} of {'the former' if known else 'the latter'} alone."
-            )
-
-
-def _warn_of_other_shares(listings: Listings, held_out: Sequence[HeldOut], steps: Sequence[Step]) -> None:
-    """Thresholds of titles and hashes hold where as many listings have one."""
-    names = {split_step(step)[0] for step in steps}
-    for column, users in (
-        ("titles", {"titles", "pair_classifier"}),
-        ("phashes", {"phash", "pair_classifier"}),
-    ):
-        others = [value for part in held_out for value in getattr(part, column) or ()]
-        own = getattr(listings, column) or ()
-        if not names & users or not own or not others:
-            continue
-        shares = [float(np.mean([bool(value) for value in values])) for values in (own, others)]
-        if abs(shares[0] - shares[1]) > UNLIKE_SHARES:
-            logger.warning(
-                "%.0f %% of the listings to match have %s, but %.0f %% of the held-out ones that steps and "
-                "threshold are chosen on: the expected F1 will not hold",
-                100 * shares[0],
-                column,
-                100 * shares[1],
-            )
 
 
 def _decision(
@@ -289,35 +245,3 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
         key: {"pairs": value.n_pairs, "true": value.n_true} if isinstance(value, PairClassifier) else value
         for key, value in options.items()
     }
-
-
-def parse_steps(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Read steps written as `name:option=value,option=value`, separated by spaces.
-
-    Values separated by `|` are `Choices`.
-
-    Example:
-        >>> parse_steps("alpha_query_expansion:k=5,alpha=1 chisel:sizes={2:10,3:4}")
-        [('alpha_query_expansion', {'k': 5, 'alpha': 1}), ('chisel', {'sizes': {2: 10, 3: 4}})]
-    """
-    steps = []
-    for word in text.split():
-        name, _, written = word.partition(":")
-        options = {}
-        for part in filter(None, _COMMA.split(written)):
-            key, equals, value = part.partition("=")
-            if not equals or not key.isidentifier() or key in options:
-                raise ValueError(
-                    f"a step must be written name:option=value,option=value, each once. Received: {word!r}."
-                )
-            several = value.split("|")
-            options[key] = _literal(value) if len(several) == 1 else Choices(map(_literal, several))
-        steps.append((name, options))
-    return steps
-
-
-def _literal(value: str) -> Any:
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return value

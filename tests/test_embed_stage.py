@@ -91,11 +91,11 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> Iterator[None
 
     def failing(self: ShardWriter, number: int, *rest: Any, **options: Any) -> None:
         if len(done) == shards:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("before the next shard")
         done.append(number)
         write(self, number, *rest, **options)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="next shard"):
         patch.setattr(ShardWriter, "write", failing)
         yield
 

@@ -1,6 +1,8 @@
 """Titles, hashes and the unit veto as steps, and what steps leave open chosen on held-out listings."""
 
+import dataclasses
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ from arcface_keras.signals import (
     is_open,
 )
 from arcface_keras.signals.fit import middle_of_best
+from arcface_keras.signals.titles import title_neighbors
 from arcface_keras.text import TitleVectorizer, find_text_neighbors
 
 WORDS = ("sabun", "kopi", "susu", "teh", "gula", "beras", "minyak", "garam", "roti", "keju", "madu", "ikan")
@@ -377,3 +380,29 @@ def test_step_says_that_it_is_the_held_out_listings_that_lack_a_column() -> None
         match_listings(part.listings(), [blind], steps=["pair_classifier"])
     with pytest.raises(ValueError, match="same columns .* Received: titles of the latter alone"):
         match_listings(Listings(part.embeddings), [held_out], steps=["pair_classifier"])
+
+
+def test_titles_are_searched_once_however_many_offsets_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, searched = sys.modules[title_neighbors.__module__], []
+
+    def spy(rows: Any, k: int, **options: Any) -> NeighborGraph:
+        searched.append(rows.shape[0])
+        return find_text_neighbors(rows, k, **options)
+
+    monkeypatch.setattr(module, "find_text_neighbors", spy)
+    parts, test = [shop(1), shop(2)], shop(9)
+    match_listings(test.listings(), parts, steps=parse_steps("titles:offset=auto"))
+    assert searched == [len(part.labels) for part in (*parts, test)]
+    searched.clear()
+    part = parts[0].listings()
+    for preset in ("words", "chars", "msdw", "words", "words"):
+        title_neighbors(part, preset=preset)
+    assert len(searched) == 4, "the last two are remembered"
+
+
+def test_recall_of_a_search_outlives_other_signals() -> None:
+    part = shop(1)
+    found = find_neighbors(part.embeddings, k=5)
+    missed = dataclasses.replace(found, recall=0.9)
+    for steps in (["titles"], ["phash", "unit_veto"], [("titles", {"rule": "mean"})]):
+        assert apply_listing_steps(missed, part.listings(), steps).recall == 0.9

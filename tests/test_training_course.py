@@ -71,7 +71,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
     def end(self: course.Course, batch: int, logs: dict | None = None) -> None:
         original(self, batch, logs)
         if self.position.stage == stage and self.position.step == step:
-            raise Killed
+            raise Killed("in the midst of a stage")
 
     monkeypatch.setattr(course.Course, "on_train_batch_end", end)
 
@@ -221,7 +221,7 @@ def test_train_that_was_cut_off_ends_as_one_that_was_not(
     cut = config.replace(out=str(tmp_path / "cut"))
     with monkeypatch.context() as patch:
         kill_at(patch, stage, step)
-        with pytest.raises(Killed):
+        with pytest.raises(Killed, match="in the midst"):
             train(cut)
     state = Journal(Path(cut.out) / "checkpoint").load("embedder")
     if (stage, step, every) == ("whole", 6, 2):
@@ -244,7 +244,7 @@ def test_train_that_was_cut_off_in_a_fold_keeps_the_parts_before(
     cut = config.replace(out=str(tmp_path / "cut"))
     with monkeypatch.context() as patch:
         kill_at(patch, "top without fold 1", 2)
-        with pytest.raises(Killed):
+        with pytest.raises(Killed, match="in the midst"):
             train(cut)
     begun = []
     original = fitting.run_course
@@ -268,7 +268,7 @@ def test_train_resumed_with_other_options_or_photos_is_refused(
 ) -> None:
     with monkeypatch.context() as patch:
         kill_at(patch, "whole", 6)
-        with pytest.raises(Killed):
+        with pytest.raises(Killed, match="in the midst"):
             train(config)
     again = config.replace(resume=True)
     with pytest.raises(ValueError, match=r"must keep its options. Received: m=0.1 after m=0.3"):

@@ -6,6 +6,7 @@ from `embeddings`, which makes the combination exact for every pair considered.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -42,7 +43,7 @@ def union(graphs: Sequence[NeighborGraph], *, prefer: Prefer = "max") -> Neighbo
         scores = np.where(known, table, -np.inf).max(axis=1, initial=-np.inf)
     else:
         scores = table[np.arange(len(table)), known.argmax(axis=1)]
-    return _graph(graphs[0], pairs, scores)
+    return _graph(graphs, pairs, scores)
 
 
 def combine(
@@ -88,7 +89,7 @@ def combine(
         scores = table @ w / w.sum()
     else:
         scores = (np.maximum(table, 0) ** power @ w / w.sum()) ** (1 / power)
-    return _graph(graphs[0], pairs, scores)
+    return _graph(graphs, pairs, scores)
 
 
 def piecewise(
@@ -135,7 +136,7 @@ def piecewise(
     crossing = np.interp(a - b, points[:, 0] - points[:, 1], points[:, 0])
     below_first = a - b < points[0, 0] - points[0, 1]
     scores = np.where(below_first, b - points[0, 1], a - crossing)
-    graph = _graph(graph_a, pairs, scores)
+    graph = _graph([graph_a, graph_b], pairs, scores)
     if threshold is None:
         return graph
     check_number("threshold", threshold)
@@ -189,7 +190,10 @@ def _fill_from_embeddings(
         table[missing, number] = pair_similarities(source.rows, rows, source.rows, columns)
 
 
-def _graph(like: NeighborGraph, pairs: np.ndarray, scores: np.ndarray) -> NeighborGraph:
-    n = like.n_rows
+def _graph(graphs: Sequence[NeighborGraph], pairs: np.ndarray, scores: np.ndarray) -> NeighborGraph:
+    """Graph of the pairs; what a search has missed is missing here too, so the lowest recall is its own."""
+    n = graphs[0].n_rows
     rows, columns = np.divmod(pairs, max(n, 1))
-    return from_entries(rows, columns, np.where(rows == columns, 1.0, scores), n_rows=n, n_columns=n)
+    graph = from_entries(rows, columns, np.where(rows == columns, 1.0, scores), n_rows=n, n_columns=n)
+    recall = min((each.recall for each in graphs if each.recall is not None), default=None)
+    return replace(graph, recall=recall)

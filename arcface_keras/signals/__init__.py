@@ -10,6 +10,7 @@ from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.signals.apply import apply_listing_steps
 from arcface_keras.signals.classifier import pair_classifier
 from arcface_keras.signals.fit import Choices, FittedSteps, fit_steps, is_open
+from arcface_keras.signals.parse import parse_steps
 from arcface_keras.signals.phash import phash
 from arcface_keras.signals.search import SearchOptions
 from arcface_keras.signals.titles import titles
@@ -30,4 +31,5 @@ __all__ = [
     "apply_listing_steps",
     "fit_steps",
     "is_open",
+    "parse_steps",
 ]

@@ -1,6 +1,7 @@
 """The second stage as a step: a classifier of pairs, fitted on held-out listings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from arcface_keras._checks import check_count
 from arcface_keras.calibrate import RankedPart
@@ -42,7 +43,8 @@ def pair_classifier(
     if not len(listings):
         return graph
     part = _part(graph, listings, preset, k)
-    return classifier.score(part.graphs, titles=part.titles, phashes=part.phashes)
+    scored = classifier.score(part.graphs, titles=part.titles, phashes=part.phashes)
+    return replace(scored, recall=graph.recall)
 
 
 def fit_pairs(

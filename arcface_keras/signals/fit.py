@@ -131,15 +131,17 @@ def fit_steps(
             n_rows = rows_to_calibrate_for(chosen, n_rows)
             continue
         combinations = _combinations(name, options, parts, listings, n_rows)
-        results = [_after(parts, listings, (name, each), search) for each in combinations]
         best = 0
         if len(combinations) > 1:
             cut = decides([*chosen, name])
-            scores = [_expected(result, n_rows, cut) for result in results]
-            best = middle_of_best(_grid_places(name, options, combinations), np.array(scores))
+            # One at a time: the graphs of two hundred combinations would not fit.
+            scores = [
+                _expected(_after(parts, listings, (name, each), search), n_rows, cut) for each in combinations
+            ]
+            best = middle_of_best(_grid_places(options, combinations), np.array(scores))
             tried.append({"step": name, "options": combinations, "expected_f1": scores, "chosen": best})
             logger.info("%s: %s of %d combinations", name, combinations[best], len(combinations))
-        parts = results[best]
+        parts = _after(parts, listings, (name, combinations[best]), search)
         chosen.append((name, combinations[best]))
     return FittedSteps(chosen, parts, tried)
 
@@ -179,11 +181,11 @@ def check_steps(steps: Sequence[Step]) -> list[tuple[str, dict[str, Any]]]:
     """Names and options of steps; an error where one is unknown, before anything is computed."""
     known = STEPS | listing_steps()
     plan = [(name, options) for name, _, options in (resolve_step(step, known) for step in steps)]
-    _check_autos(plan)
+    _check_options(plan)
     return plan
 
 
-def _check_autos(plan: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def _check_options(plan: Sequence[tuple[str, dict[str, Any]]]) -> None:
     for name, options in plan:
         given = options.get("classifier")
         if given is not None and not isinstance(given, PairClassifier):
@@ -227,7 +229,7 @@ def _floor_is_above(options: dict[str, Any]) -> bool:
     return isinstance(low, int | float) and isinstance(high, int | float) and low > high
 
 
-def _grid_places(name: str, options: dict[str, Any], combinations: Sequence[dict[str, Any]]) -> np.ndarray:
+def _grid_places(options: dict[str, Any], combinations: Sequence[dict[str, Any]]) -> np.ndarray:
     columns = []
     for key in options:
         order = list(dict.fromkeys(str(each[key]) for each in combinations))
@@ -246,7 +248,9 @@ def _floor_below(parts: Any, listings: Any, options: Any, n_rows: int) -> list[f
 
 
 def _offset_around(parts: Any, listings: Any, options: dict[str, Any], n_rows: int) -> list[float]:
-    search = {key: options[key] for key in ("preset", "fit", "expand", "k", "engine") if key in options}
+    search = {
+        key: options[key] for key in ("preset", "fit", "expand", "k", "engine", "memory_mb") if key in options
+    }
     if any(isinstance(value, Choices) for value in search.values()):
         raise ValueError("titles:offset=auto must stand beside options of one value. Received: several.")
     alone = [

@@ -77,11 +77,22 @@ def title_neighbors(
     engine: str = "scipy",
     memory_mb: float = 1024,
 ) -> NeighborGraph:
-    """The neighbours by titles alone, options as for `titles`."""
+    """The neighbours by titles alone, options as for `titles`.
+
+    They are remembered with the listings: fitting tries many offsets on the same neighbours.
+    """
     check_choice("fit", fit, get_args(Fit))
     check_count("expand", expand)
-    own = listings.required("titles")
-    others = listings.training_titles
+    listings.required("titles")
+    key = (preset, fit, expand, k, engine)
+    found: NeighborGraph = listings.remember(key, lambda: _search(listings, *key, memory_mb))
+    return found
+
+
+def _search(
+    listings: Listings, preset: str, fit: Fit, expand: int, k: int, engine: str, memory_mb: float
+) -> NeighborGraph:
+    own, others = listings.required("titles"), listings.training_titles
     # Without training titles there is nothing to learn from but the listings themselves.
     vectorizer = TitleVectorizer(preset).fit(
         train=others if fit != "test" and others else None,
