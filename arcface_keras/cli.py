@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from arcface_keras._fields import choices_of, type_of
 from arcface_keras._native_log import load_tensorflow_quietly
 from arcface_keras._version import __version__
-from arcface_keras.config import RunConfig, choices_of, type_of
+from arcface_keras.config import RunConfig
 
 __all__ = ["main"]
 
@@ -219,7 +220,7 @@ def _add_option(command: argparse.ArgumentParser, spec: Any, name: str, resuming
     default = "runs/demo" if (name, spec.name) == ("demo", "out") else spec.default
     shown = "" if default is None else f" (default: {default})" if name in ("demo", "run", "train") else ""
     text = (spec.metadata["help"] + shown).replace("%", "%%")
-    flag, kind = f"--{spec.name.replace('_', '-')}", type_of(spec.name)
+    flag, kind = f"--{spec.name.replace('_', '-')}", type_of(RunConfig, spec.name)
     if kind is bool:
         command.add_argument(
             flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text, dest=spec.name
@@ -230,9 +231,9 @@ def _add_option(command: argparse.ArgumentParser, spec: Any, name: str, resuming
         *flags,
         type=_threshold if spec.name == "threshold" else kind,
         default=argparse.SUPPRESS,
-        choices=choices_of(spec.name) or None,
+        choices=choices_of(RunConfig, spec.name) or None,
         required=name in ("run", "train") and not resuming and spec.name in _required(name),
-        metavar=None if choices_of(spec.name) else kind.__name__.upper().replace("STR", "TEXT"),
+        metavar=None if choices_of(RunConfig, spec.name) else kind.__name__.upper().replace("STR", "TEXT"),
         help=text,
         dest=spec.name,
     )

@@ -2,22 +2,16 @@
 
 import dataclasses
 import math
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from arcface_keras._fields import checked, choices_of, option
 from arcface_keras._files import read_json
 from arcface_keras.recipes import recipe_values
 
 __all__ = ["RunConfig"]
-
-
-def option(default: Any, text: str) -> Any:
-    """A field of the configuration with the one line that explains it."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
@@ -226,7 +220,7 @@ class RunConfig:
         if not self.out.strip():
             raise ValueError(f"out must name a folder. Received: out={self.out!r}.")
         for spec in dataclasses.fields(self):
-            choices = choices_of(spec.name)
+            choices = choices_of(RunConfig, spec.name)
             if choices and getattr(self, spec.name) not in choices:
                 raise ValueError(
                     f"{spec.name} must be one of {', '.join(choices)}. "
@@ -265,7 +259,7 @@ class RunConfig:
                 f"the configuration must hold known names only: {', '.join(known)}. "
                 f"Received: {', '.join(map(repr, unknown))}."
             )
-        return cls(**{name: _checked(name, value) for name, value in values.items()})
+        return cls(**{name: checked(cls, name, value) for name, value in values.items()})
 
     @classmethod
     def load(cls, run_json: str | Path) -> "RunConfig":
@@ -321,41 +315,3 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("reduce_on_plateau", 0, 100_000),
     ("checkpoint_steps", 0, 10**9),
 )
-
-
-def type_of(name: str) -> type:
-    """The plain type of a field's values: str, int, float or bool (None aside)."""
-    hint = typing.get_type_hints(RunConfig)[name]
-    if typing.get_origin(hint) is Literal:
-        return str
-    if isinstance(hint, types.UnionType):
-        return next(part for part in typing.get_args(hint) if part is not type(None))
-    return hint
-
-
-def choices_of(name: str) -> tuple[str, ...]:
-    """The words a field accepts, or () where it accepts any value of its type."""
-    hint = typing.get_type_hints(RunConfig)[name]
-    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-
-
-def is_optional(name: str) -> bool:
-    """Whether None is a value of the field."""
-    return type(None) in typing.get_args(typing.get_type_hints(RunConfig)[name])
-
-
-def _checked(name: str, value: Any) -> Any:
-    kind = type_of(name)
-    if value is None and is_optional(name):
-        return None
-    whole = isinstance(value, float) and value.is_integer()
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
-            return float(value)
-    elif kind is int and not isinstance(value, bool) and (isinstance(value, int) or whole):
-        return int(value)
-    elif kind in (str, bool) and isinstance(value, kind):
-        return value
-    elif kind is str and isinstance(value, Path):
-        return str(value)
-    raise ValueError(f"{name} must be of type {kind.__name__}. Received: {name}={value!r}.")

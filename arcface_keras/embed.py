@@ -3,22 +3,22 @@
 import logging
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
 
-from arcface_keras._files import write_json
-from arcface_keras._progress import progress_bar
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.perceptual import with_hashes
+from arcface_keras.embed_shards import embed_in_shards, stage_facts, write_gallery_labels, write_listings
 from arcface_keras.embed_source import embed_source
-from arcface_keras.embeddings import Embeddings
 from arcface_keras.gallery import LABELS
 from arcface_keras.inference import PhotoEmbedder, output_widths
 from arcface_keras.models import load_model
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
-from arcface_keras.shards import ShardWriter
 from arcface_keras.train import log_unreadable, new_embedder
 
 __all__ = ["embed", "embed_gallery"]
@@ -77,14 +77,10 @@ def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
         keras.utils.set_random_seed(config.seed)
         untrained = new_embedder(config.replace(embedding_size=0))
         bad |= _embed(config, untrained, listings, both[1:], progress)
-    write_json(run.listings, {"titles": listings.titles.tolist(), "phashes": listings.phashes.tolist()})
+    write_listings(run, listings)
     bad = dict(sorted(bad.items()))
     log_unreadable("matched to itself only", listings, bad)
-    facts = {
-        "listings": len(listings),
-        "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
-    }
-    record_stage(run, config, "embed", facts, time.perf_counter() - started)
+    record_stage(run, config, "embed", stage_facts(listings, bad), time.perf_counter() - started)
 
 
 def embed_gallery(
@@ -112,15 +108,10 @@ def embed_gallery(
         logger.info("embed: %d listings of the gallery", len(listings))
         # The labels come last, as in `Gallery.save`: without them the gallery does not load.
         (run.gallery / LABELS).unlink(missing_ok=True)
-        bad = dict(sorted(_embed(config, embedder, listings, [run.gallery / "embeddings"], progress).items()))
+        bad = _embed(config, embedder, listings, [run.gallery / "embeddings"], progress)
         log_unreadable("never found", listings, bad)
-        groups = listings.label_groups
-        write_json(run.gallery / LABELS, None if groups is None else [str(group) for group in groups])
-        facts = {
-            "csv": str(listings.csv_path.resolve()),
-            "listings": len(listings),
-            "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
-        }
+        write_gallery_labels(run, listings)
+        facts = {"csv": str(listings.csv_path.resolve())} | stage_facts(listings, bad)
         record_stage(run, config, "embed_gallery", facts, time.perf_counter() - started)
     return run
 
@@ -134,8 +125,7 @@ def _embed(
     config: RunConfig, model: keras.Model, listings: Catalogue, folders: list[Path], progress: bool
 ) -> dict[int, str]:
     """Embed the listings shard by shard, one folder for each output of the model; returns the unreadable."""
-    ids = [str(name) for name in listings.posting_ids]
-    batch_size = max(1, min(config.batch_size, config.shard_rows, len(ids)))
+    batch_size = max(1, min(config.batch_size, config.shard_rows, len(listings)))
     source = embed_source(config, model, listings, batch_size)
     embedder = PhotoEmbedder(
         model,
@@ -145,31 +135,9 @@ def _embed(
         workers=config.workers,
         engine=config.embed_engine,
     )
-    writers = [
-        ShardWriter(
-            folder,
-            rows=len(ids),
-            dim=dim,
-            dtype=config.embed_dtype,
-            source=source | {"output": number},
-            shard_rows=config.shard_rows,
-        )
-        for number, (folder, dim) in enumerate(zip(folders, output_widths(model), strict=True))
-    ]
-    missing = sorted({number for writer in writers for number in writer.missing})
-    parts = {number: writers[0].rows_of(number) for number in missing}
-    if len(missing) < writers[0].count:
-        there = writers[0].count - len(missing)
-        logger.info("embed: %d of %d shards are there already", there, writers[0].count)
-    total = sum(part.stop - part.start for part in parts.values())
-    with progress_bar(total, "embedding", "images", progress) as bar:
-        for number, part in parts.items():
-            bad: dict[int, str] = {}
-            outputs = embedder(listings.paths[part], unreadable=bad, bar=bar)
-            for writer, rows in zip(writers, outputs, strict=True):
-                if number in writer.missing:
-                    unit = Embeddings.normalized(ids[part], rows)
-                    writer.write(number, unit.rows, unreadable=bad)
-    for writer in writers:
-        writer.finish(ids)
-    return writers[0].unreadable
+
+    def rows_of(part: slice, bad: dict[int, str], bar: Any) -> Sequence[np.ndarray]:
+        return embedder(listings.paths[part], unreadable=bad, bar=bar)
+
+    widths = output_widths(model)
+    return embed_in_shards(config, listings, folders, widths, source, rows_of, "images", progress)

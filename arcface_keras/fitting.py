@@ -23,7 +23,7 @@ from arcface_keras.training.monitors import Watched, watch_features, watch_photo
 from arcface_keras.training.optimizers import fine_tuning_optimizer
 from arcface_keras.training.schedules import LearningRate
 
-__all__ = ["Circumstances", "HistoryRow", "fit_top", "fit_whole"]
+__all__ = ["Circumstances", "HistoryRow", "fit_top", "fit_whole", "set_exact_moments"]
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def fit_top(
         scores = watch_features(trainer, around.watched, watched_features)
 
         def probe() -> dict[str, float]:
-            _set_exact_moments(neck, flat[: 2 * count])
+            set_exact_moments(neck, flat[: 2 * count])
             return scores()
 
     order = _top_order(views * count, batch, seed, epochs * steps)
@@ -175,7 +175,7 @@ def fit_top(
         return batches.map(lambda i: tuple(tf.gather(constant, i) for constant in constants))
 
     run_course(trainer, dataset, course, epochs, progress=around.progress, tensorboard=around.tensorboard)
-    _set_exact_moments(neck, flat)
+    set_exact_moments(neck, flat)
     return course.standing.history
 
 
@@ -281,7 +281,8 @@ def _top_order(count: int, batch: int, seed: int, steps: int) -> np.ndarray:
     return np.stack(list(batches.take(steps).as_numpy_iterator()))
 
 
-def _set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:
+def set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:
+    """Give the batch normalisation of a neck the mean and variance of all features (n, D)."""
     layers = {layer.name: layer for layer in neck.layers}
     norm, dense = layers.get("embedding_batch_norm"), layers.get("embedding_dense")
     if norm is None:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import scipy
 import sklearn
+from text_quality import read_halves
 
 from arcface_keras.ablation import ablate_listings
 from arcface_keras.config import RunConfig
@@ -117,17 +118,13 @@ def photo_rows(config: RunConfig) -> list[dict[str, Any]]:
 
 def title_rows(path: Path, seed: int) -> list[dict[str, Any]]:
     """Every step after the titles alone; one half of the groups held out, the other scored."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        table = list(csv.DictReader(file))
-    _, labels = np.unique([row["label_group"] for row in table], return_inverse=True)
-    groups = np.random.default_rng(seed).permutation(labels.max() + 1)
-    held = np.isin(labels, groups[: len(groups) // 2])
     halves = []
-    for mask in (held, ~held):
-        rows = np.flatnonzero(mask)
+    for half in read_halves(path, seed):
         # No photos: a zero row has no neighbour, so all that matches is what titles say.
-        blank = Embeddings([str(row) for row in rows], np.zeros((len(rows), 1), np.float32))
-        halves.append(HeldOut(blank, labels[rows], tuple(table[row]["title"] for row in rows)))
+        blank = Embeddings(
+            [str(row) for row in range(len(half.titles))], np.zeros((len(half.titles), 1), np.float32)
+        )
+        halves.append(HeldOut(blank, half.labels, tuple(half.titles)))
     part, test = halves
     rows = [{"step": "every listing alone", "row_f1": self_only_f1(test.labels)}]
     for preset in TITLES:

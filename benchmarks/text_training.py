@@ -22,6 +22,7 @@ from arcface_keras.calibrate import expected_row_f1
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import evaluate_matches, format_table, row_f1, self_only_f1
+from arcface_keras.fitting import fit_top
 from arcface_keras.heads import HEADS
 from arcface_keras.heads.create import create_head
 from arcface_keras.models import split_embedder
@@ -29,7 +30,7 @@ from arcface_keras.neighbors import NeighborGraph, find_neighbors
 from arcface_keras.text import TitleVectorizer, find_text_neighbors
 from arcface_keras.text_training.encoders import new_title_embedder
 from arcface_keras.text_training.features import title_features
-from arcface_keras.text_training.fitting import fit_encoder, fit_neck
+from arcface_keras.text_training.fitting import fit_encoder
 from arcface_keras.text_training.titles import TitleEmbedder
 from arcface_keras.text_training.tokens import padded
 
@@ -117,7 +118,7 @@ def compare(split: Split, options: argparse.Namespace, seed: int) -> list[dict[s
 
     def top(name: str, neck: keras.Model, layer: keras.Layer) -> None:
         start = time.process_time()
-        fit_neck(neck, layer, learn, labels, epochs=60, learning_rate=1e-3, batch_size=128, seed=seed)
+        fit_top(neck, layer, learn[None], labels, epochs=60, learning_rate=1e-3, batch_size=128, seed=seed)
         cpu = passed + time.process_time() - start
 
         def graph(part: Part) -> NeighborGraph:

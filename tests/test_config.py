@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from arcface_keras.config import RunConfig, choices_of, type_of
+from arcface_keras._fields import choices_of, type_of
+from arcface_keras.config import RunConfig
 
 
 def test_config_survives_json() -> None:
@@ -80,9 +81,9 @@ def test_config_calibration_auto_holds_out_when_all_is_trained(
 def test_config_every_field_has_help_and_a_plain_type() -> None:
     for spec in dataclasses.fields(RunConfig):
         assert spec.metadata["help"]
-        assert type_of(spec.name) in (str, int, float, bool)
-    assert choices_of("augment") == ("light", "flip", "notebook", "none")
-    assert choices_of("out") == ()
+        assert type_of(RunConfig, spec.name) in (str, int, float, bool)
+    assert choices_of(RunConfig, "augment") == ("light", "flip", "notebook", "none")
+    assert choices_of(RunConfig, "out") == ()
 
 
 def test_config_load_names_a_missing_or_odd_file(tmp_path: Path) -> None:

@@ -288,9 +288,9 @@ def test_photo_embedder_refuses_what_it_does_not_know() -> None:
 
 
 def test_engines_are_the_words_of_the_configuration() -> None:
-    from arcface_keras.config import choices_of
+    from arcface_keras._fields import choices_of
 
-    assert set(choices_of("embed_engine")) == set(ENGINES)
+    assert set(choices_of(RunConfig, "embed_engine")) == set(ENGINES)
 
 
 def test_embed_without_openvino_says_how_to_get_it_and_touches_nothing(

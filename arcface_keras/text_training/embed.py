@@ -5,17 +5,16 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
 
-from arcface_keras._files import write_json
-from arcface_keras._progress import progress_bar
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
-from arcface_keras.embeddings import Embeddings
+from arcface_keras.embed_shards import embed_in_shards, stage_facts, write_gallery_labels, write_listings
 from arcface_keras.gallery import LABELS
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
-from arcface_keras.shards import ShardWriter
 from arcface_keras.text_training.encoders import new_title_embedder
 from arcface_keras.text_training.features import title_source
 from arcface_keras.text_training.titles import TitleEmbedder, load_title_embedder
@@ -61,10 +60,10 @@ def embed_titles_of(config: RunConfig, *, progress: bool = False) -> RunFolder:
             untrained = new_title_embedder(config.replace(embedding_size=0))
             # Without the neck that has learnt nothing: the mean of the hidden states, as pretrained.
             _embed(config, _pooled(untrained), listings, both[1:], progress)
-        write_json(run.listings, {"titles": listings.titles.tolist(), "phashes": listings.phashes.tolist()})
+        write_listings(run, listings)
         if bad:
             logger.warning("matched to itself only: %d listings without a title", len(bad))
-        record_stage(run, config, "embed", _facts(listings, bad), time.perf_counter() - started)
+        record_stage(run, config, "embed", stage_facts(listings, bad), time.perf_counter() - started)
     return run
 
 
@@ -92,9 +91,8 @@ def embed_title_gallery(config: RunConfig, csv: str, *, labelled: bool, progress
         bad = _embed(config, embedder, listings, [run.gallery / "embeddings"], progress)
         if bad:
             logger.warning("never found: %d listings of the gallery without a title", len(bad))
-        groups = listings.label_groups
-        write_json(run.gallery / LABELS, None if groups is None else [str(group) for group in groups])
-        facts = {"csv": str(listings.csv_path.resolve())} | _facts(listings, bad)
+        write_gallery_labels(run, listings)
+        facts = {"csv": str(listings.csv_path.resolve())} | stage_facts(listings, bad)
         record_stage(run, config, "embed_gallery", facts, time.perf_counter() - started)
     return run
 
@@ -115,40 +113,10 @@ def _embed(
     config: RunConfig, embedder: TitleEmbedder, listings: Catalogue, folders: Sequence[Path], progress: bool
 ) -> dict[int, str]:
     """Embed the titles shard by shard, one folder for each output of the model; returns the empty ones."""
-    ids = [str(name) for name in listings.posting_ids]
     titles = [str(title) for title in listings.titles]
-    source = title_source(embedder, titles, ids)
-    writers = [
-        ShardWriter(
-            folder,
-            rows=len(ids),
-            dim=dim,
-            dtype=config.embed_dtype,
-            source=source | {"output": number},
-            shard_rows=config.shard_rows,
-        )
-        for number, (folder, dim) in enumerate(zip(folders, embedder.widths, strict=True))
-    ]
-    missing = sorted({number for writer in writers for number in writer.missing})
-    parts = {number: writers[0].rows_of(number) for number in missing}
-    if len(missing) < writers[0].count:
-        there = writers[0].count - len(missing)
-        logger.info("embed: %d of %d shards are there already", there, writers[0].count)
-    with progress_bar(sum(p.stop - p.start for p in parts.values()), "embedding", "titles", progress) as bar:
-        for number, part in parts.items():
-            empty: dict[int, str] = {}
-            outputs = embedder(titles[part], empty=empty, bar=bar)
-            for writer, rows in zip(writers, outputs, strict=True):
-                if number in writer.missing:
-                    unit = Embeddings.normalized(ids[part], rows)
-                    writer.write(number, unit.rows, unreadable=empty)
-    for writer in writers:
-        writer.finish(ids)
-    return dict(sorted(writers[0].unreadable.items()))
+    source = title_source(embedder, titles, [str(name) for name in listings.posting_ids])
 
+    def rows_of(part: slice, empty: dict[int, str], bar: Any) -> Sequence[np.ndarray]:
+        return embedder(titles[part], empty=empty, bar=bar)
 
-def _facts(listings: Catalogue, bad: dict[int, str]) -> dict[str, object]:
-    return {
-        "listings": len(listings),
-        "unreadable": {str(listings.posting_ids[row]): reason for row, reason in bad.items()},
-    }
+    return embed_in_shards(config, listings, folders, embedder.widths, source, rows_of, "titles", progress)

@@ -1,4 +1,4 @@
-"""Fitting an embedder of titles: its neck on cached features, or all of it on tokens."""
+"""Fitting all of an embedder of titles on tokens; `arcface_keras.fitting.fit_top` fits its neck alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,14 @@ import keras
 import numpy as np
 
 from arcface_keras._progress import progress_bar
+from arcface_keras.fitting import set_exact_moments
 from arcface_keras.models import build_trainer, split_embedder
 
-__all__ = ["HistoryRow", "fit_encoder", "fit_neck"]
+__all__ = ["HistoryRow", "fit_encoder"]
 
 HistoryRow = dict[str, Any]
 
 _WARM_UP = 0.1
-_MOMENT_ROWS = 8192
 
 
 class _Watch(keras.callbacks.Callback):
@@ -29,54 +29,6 @@ class _Watch(keras.callbacks.Callback):
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         self.bar.update()
         self.model.stop_training = self.model.stop_training or not np.isfinite(loss)
-
-
-def fit_neck(
-    neck: keras.Model,
-    head: keras.Layer,
-    features: np.ndarray,
-    labels: np.ndarray,
-    *,
-    epochs: int,
-    learning_rate: float,
-    batch_size: int,
-    seed: int,
-    stage: str = "top",
-    progress: bool = False,
-) -> list[HistoryRow]:
-    """Train neck and head on the cached mean-pooled features, with Adam and a cosine decay to zero.
-
-    At the end the batch normalisation gets the exact moments of all features.
-
-    Args:
-        neck: second half of `split_embedder`, features (B, C) to the raw embedding (B, D).
-        head: a margin head.
-        features: float32 (n, C).
-        labels: int64 (n,), 0..n_classes-1.
-        epochs: 0 trains nothing.
-        learning_rate: at the start.
-        batch_size: rows in a step.
-        seed: of the order of the rows.
-        stage: name in the history and beside the bar.
-        progress: show a bar.
-
-    Returns:
-        One row per epoch: stage, epoch, loss (with the margin), accuracy (without), learning_rate.
-
-    Raises:
-        ValueError: the loss is not finite.
-    """
-    import tensorflow as tf
-
-    if not epochs:
-        return []
-    held = tf.constant(features)
-    steps = -(-len(features) // min(batch_size, len(features)))
-    rate = keras.optimizers.schedules.CosineDecay(learning_rate, epochs * steps)
-    dataset = _batches(lambda rows: tf.gather(held, rows), labels, batch_size, seed)
-    history = _fit(build_trainer(neck, head), dataset, epochs, steps, rate, stage, progress)
-    set_exact_moments(neck, features)
-    return history
 
 
 def fit_encoder(
@@ -102,10 +54,10 @@ def fit_encoder(
         embedder: a model of `build_title_embedder`.
         tokens: int32 (n, L), filled up with `pad`; a batch is cut to the longest of its titles.
         pad: the token that fills up.
-        head, labels, epochs, learning_rate, batch_size, seed, stage, progress: as for `fit_neck`.
+        head, labels, epochs, learning_rate, batch_size, seed, stage, progress: as for `fit_top`.
 
     Returns:
-        One row per epoch, as `fit_neck` gives.
+        One row per epoch, as `fit_top` gives.
 
     Raises:
         ValueError: the loss is not finite.
@@ -134,23 +86,6 @@ def fit_encoder(
     cut = [tokens[part, : lengths[part].max()] for part in parts]
     set_exact_moments(neck, np.concatenate([_numpy(features(part, training=False)) for part in cut]))
     return history
-
-
-def set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:
-    """Give the batch normalisation of a neck the mean and variance of all features.
-
-    Args:
-        neck: second half of `split_embedder`.
-        features: (n, C).
-    """
-    layers = {layer.name: layer for layer in neck.layers}
-    norm, dense = layers.get("embedding_batch_norm"), layers.get("embedding_dense")
-    if norm is None:
-        return
-    parts = np.array_split(features, -(-len(features) // _MOMENT_ROWS))
-    values = np.concatenate([part if dense is None else _numpy(dense(part)) for part in parts])
-    norm.moving_mean.assign(values.mean(axis=0, dtype=np.float64))
-    norm.moving_variance.assign(values.var(axis=0, dtype=np.float64))
 
 
 def _batches(inputs: Callable[[Any], Any], labels: np.ndarray, batch_size: int, seed: int) -> Any:

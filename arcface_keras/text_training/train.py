@@ -14,6 +14,7 @@ from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.folds_file import write_folds
 from arcface_keras.embeddings import Embeddings
+from arcface_keras.fitting import fit_top
 from arcface_keras.heads import HEADS
 from arcface_keras.heads.create import create_head
 from arcface_keras.held_out import HeldOut, save_held_out
@@ -23,7 +24,7 @@ from arcface_keras.parts import make_head
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 from arcface_keras.text_training.encoders import new_title_embedder
 from arcface_keras.text_training.features import title_features
-from arcface_keras.text_training.fitting import HistoryRow, fit_encoder, fit_neck
+from arcface_keras.text_training.fitting import HistoryRow, fit_encoder
 from arcface_keras.text_training.titles import EMPTY, TitleEmbedder
 from arcface_keras.text_training.tokens import padded
 from arcface_keras.training.history import write_history
@@ -162,10 +163,10 @@ def _fit(
     _, labels, counts = np.unique(material.labels[kept], return_inverse=True, return_counts=True)
     labels = labels.astype(np.int64)
     head = make_head(config, counts, -(-len(labels) // min(config.top_batch_size, len(labels))))
-    history = fit_neck(
+    history = fit_top(
         split_embedder(model)[1] if neck is None else neck,
         head,
-        material.features[kept],
+        material.features[None, kept],
         labels,
         epochs=config.top_epochs,
         learning_rate=config.top_learning_rate,
