@@ -21,6 +21,7 @@ import pytest
 from arcface_keras import cli, pipeline
 from arcface_keras.config import RunConfig
 from arcface_keras.data.images import load_image
+from arcface_keras.data.perceptual import perceptual_hash
 from arcface_keras.embed import embed
 from arcface_keras.embed_source import listings_digest
 from arcface_keras.embeddings import Embeddings
@@ -389,3 +390,22 @@ def test_embed_killed_again_and_again_ends_with_the_same_bytes(catalogue: Write,
     assert stages[0]["unreadable"] == stages[1]["unreadable"]
     assert list(stages[0]["unreadable"]) == [broken.stem]
     assert list(run.path.rglob(".*")) == []
+
+
+def test_hashes_of_a_catalogue_without_the_column_are_computed_and_match(config: RunConfig) -> None:
+    """Two listings of equal photos; without the option the step says what is missing."""
+    path, images = Path(str(config.test)), Path(str(config.images))
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    hashes = [number for number, name in enumerate(lines[0]) if name == "image_phash"]
+    path.write_text("\n".join(",".join(c for i, c in enumerate(row) if i not in hashes) for row in lines))
+    (images / lines[4][1]).write_bytes((images / lines[1][1]).read_bytes())
+    run = trained_run(config)
+    steps = config.replace(steps="phash", threshold=1.0)
+    embed(config)
+    with pytest.raises(ValueError, match=r"needs the phashes .*--compute-phash.*Received: phashes=None"):
+        pipeline.match(steps)
+    embed(config.replace(compute_phash=True))
+    found = json.loads(run.listings.read_text())["phashes"]
+    assert found == [perceptual_hash(images / row[1]) for row in lines[1:]]
+    matches = pipeline.match(steps).graph.to_lists([row[0] for row in lines[1:]])
+    assert lines[4][0] in matches[0]

@@ -15,6 +15,7 @@ import tiny_backbone
 
 from arcface_keras import fitting, parts
 from arcface_keras.config import RunConfig
+from arcface_keras.data.perceptual import perceptual_hash
 from arcface_keras.heads import HEADS
 from arcface_keras.held_out import load_held_out
 from arcface_keras.models import load_model
@@ -529,3 +530,22 @@ def check_head(config: RunConfig, head: str) -> None:
     losses = [float(row["loss"]) for row in history]
     assert np.isfinite(losses).all()
     assert float(history[-1]["accuracy"]) > float(history[0]["accuracy"])
+
+
+def test_train_computes_hashes_that_the_catalogue_lacks_and_keeps_them_with_the_titles(
+    config: RunConfig,
+) -> None:
+    path = Path(str(config.train))
+    with path.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    path.write_text(
+        "posting_id,image,title,label_group\n"
+        + "\n".join(f"{r['posting_id']},{r['image']},{r['title']},{r['label_group']}" for r in table)
+    )
+    config = config.replace(epochs=0, top_epochs=1)
+    assert load_held_out(train(config).held_out)[0].phashes is None
+    files, titles = ({r["posting_id"]: r[name] for r in table} for name in ("image", "title"))
+    for part in load_held_out(train(config.replace(compute_phash=True)).held_out):
+        images = [Path(str(config.images)) / files[name] for name in part.embeddings.ids]
+        assert part.phashes == tuple(perceptual_hash(image) for image in images)
+        assert part.titles == tuple(titles[name] for name in part.embeddings.ids)
