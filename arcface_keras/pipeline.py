@@ -18,7 +18,6 @@ from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_tabl
 from arcface_keras.held_out import load_held_out
 from arcface_keras.lookup import gallery_source, look_up, ranking_format, ranking_score
 from arcface_keras.match import (
-    Matches,
     load_listings,
     match,
     match_listings,
@@ -122,11 +121,16 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
             )
         parts = load_held_out(held_out)
         known = load_listings(run, embeddings, parts)
+        trained = name == "trained embedder"
         for some_steps in [(), steps] if steps else [()]:
-            threshold = config.threshold if name == "trained embedder" else None
-            matches = match_listings(known, parts, search=search, steps=some_steps, threshold=threshold)
             label = f"{name}, {' and '.join(step.replace('_', ' ') for step, _ in some_steps)}"
-            scores.append(_score(label if some_steps else name, matches, labels))
+            label = label if some_steps else name
+            if trained and some_steps == (steps or ()):
+                scores.append(_submitted(run, label, labels))
+                continue
+            threshold = config.threshold if trained else None
+            matches = match_listings(known, parts, search=search, steps=some_steps, threshold=threshold)
+            scores.append(_score(label, matches.graph, matches.ranking, matches.threshold, labels))
     if config.ablate:
         rows = ablate_listings(known, parts, labels, steps, search=search, seed=config.seed)
         merge_metrics(run, {"ablation": rows})
@@ -260,8 +264,17 @@ def _listings_to_match(config: RunConfig, labelled: bool | None = None) -> Catal
     )
 
 
-def _score(name: str, matches: Matches, labels: np.ndarray) -> Score:
-    values = evaluate_matches(matches.graph, labels, neighbors=matches.ranking)
+def _submitted(run: RunFolder, name: str, labels: np.ndarray) -> Score:
+    """The score of the matches that `match` left and `submit` writes, not of others like them."""
+    graph = NeighborGraph.load(run.require(run.neighbors, "match"))
+    ranking = NeighborGraph.load(run.require(run.ranking, "match"))
+    return _score(name, graph, ranking, read_json(run.metrics)["threshold"], labels)
+
+
+def _score(
+    name: str, graph: NeighborGraph, ranking: NeighborGraph, threshold: float | None, labels: np.ndarray
+) -> Score:
+    values = evaluate_matches(graph, labels, neighbors=ranking)
     numbers = {key: values[key] for key in ("row_f1", "recall@1", "map@5")}
     known = {key: None if np.isnan(value) else value for key, value in numbers.items()}
-    return {"name": name, "threshold": matches.threshold, **known}
+    return {"name": name, "threshold": threshold, **known}
