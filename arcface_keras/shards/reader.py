@@ -29,6 +29,7 @@ class Shards(Sequence[np.ndarray]):
     Attributes:
         folder: where they lie.
         rows, dim, dtype: of all shards together.
+        shard_rows: the most rows of one shard.
         starts: the first row of each shard.
         source: what the writer said the rows are made from, or None.
         unreadable: `{row: reason}` of the photos that could not be read; their rows are zero.
@@ -43,6 +44,7 @@ class Shards(Sequence[np.ndarray]):
         self.dtype = np.dtype(check_choice("dtype", manifest["dtype"], DTYPES))
         self.source: dict[str, Any] | None = manifest.get("source")
         counts = [int(entry["rows"]) for entry in self._entries]
+        self.shard_rows = int(manifest.get("shard_rows") or max([1, *counts]))
         self.starts = [sum(counts[:number]) for number in range(len(counts))]
         if sum(counts) != self.rows:
             raise ValueError(
@@ -74,13 +76,15 @@ class Shards(Sequence[np.ndarray]):
             )
         return ids
 
-    def verify(self) -> None:
-        """Read all shards and compare their checksums; those of version 1 have none.
+    def verify(self, only: int | None = None) -> None:
+        """Read all shards, or only that of a number, and compare checksums; those of version 1 have none.
 
         Raises:
             ValueError: names the first shard that is missing, cut off or changed.
         """
         for number, entry in enumerate(self._entries):
+            if only not in (None, number):
+                continue
             self[number]
             found = file_digest(self.folder / entry["file"]) if entry.get("checksum") else None
             if found != entry.get("checksum"):
