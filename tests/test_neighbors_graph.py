@@ -114,10 +114,8 @@ def test_graph_refuses_other_types_and_shapes() -> None:
     one = np.ones(1, dtype=np.float32)
     with pytest.raises(ValueError, match="indices must be one-dimensional int32"):
         NeighborGraph(np.array([0, 1]), np.array([0.0]), one, 1)
-    with pytest.raises(
-        ValueError, match=r"A graph that includes self must be square. Received: 1 rows, 2 columns"
-    ):
-        NeighborGraph(np.array([0, 1]), np.array([0]), one, 2)
+    with pytest.raises(ValueError, match=r"A graph that includes self must have a column for each row"):
+        NeighborGraph(np.array([0, 1, 2]), np.array([0, 0]), np.ones(2, dtype=np.float32), 1)
     with pytest.raises(ValueError, match="indices must fit in int32"):
         NeighborGraph(np.array([0, 1]), np.array([2**31]), one, 1)
 

@@ -30,6 +30,8 @@ class NeighborGraph:
             (self included), similarities >= threshold in float32; None where not bounded.
         recall: share of the true neighbours that the search found: 1 from an exact engine, measured by an
             approximate one; None where the graph is not the result of a search.
+        first_row: listing that row 0 stands for, where these are some rows of a larger graph (a block): row i
+            then starts with first_row + i.
 
     Raises:
         ValueError: where one of the above does not hold.
@@ -43,6 +45,7 @@ class NeighborGraph:
     k: int | None = None
     threshold: float | None = None
     recall: float | None = None
+    first_row: int = 0
 
     def __post_init__(self) -> None:
         for name, dtype in (("indptr", np.int64), ("indices", np.int32), ("similarities", np.float32)):
@@ -104,6 +107,7 @@ class NeighborGraph:
             k,
             threshold,
             self.recall,
+            self.first_row,
         )
 
     def to_lists(self, ids: Sequence[str]) -> list[list[str]]:
@@ -165,7 +169,7 @@ class NeighborGraph:
                 indptr=self.indptr,
                 indices=self.indices,
                 similarities=self.similarities,
-                shape=np.array([self.n_rows, self.n_columns, self.includes_self], dtype=np.int64),
+                shape=np.array([self.n_rows, self.n_columns, self.includes_self, self.first_row]),
                 bounds=np.array([np.nan if fact is None else fact for fact in facts], dtype=np.float64),
             )
 
@@ -182,7 +186,7 @@ class NeighborGraph:
                     f"{path} must hold bounds of k, threshold and recall (a graph of this version). "
                     f"Received: bounds of shape {file['bounds'].shape}."
                 )
-            _, n_columns, includes_self = file["shape"].tolist()
+            _, n_columns, includes_self, *first_row = file["shape"].tolist()
             k, threshold, recall = (None if np.isnan(fact) else fact for fact in file["bounds"].tolist())
             return cls(
                 file["indptr"],
@@ -193,6 +197,7 @@ class NeighborGraph:
                 None if k is None else int(k),
                 threshold,
                 recall,
+                *first_row,
             )
 
 
@@ -206,18 +211,21 @@ def from_entries(
     includes_self: bool = True,
     k: int | None = None,
     threshold: float | None = None,
+    first_row: int = 0,
 ) -> NeighborGraph:
     """Sort unordered entries, each (row, column) at most once, into a graph; self goes first by force.
 
-    With `includes_self` the entry (i, i) must be among them for every row.
+    With `includes_self` the entry (i, first_row + i) must be among them for every row i.
     """
     rows = np.asarray(rows, dtype=np.int64)
     columns = np.asarray(columns, dtype=np.int64)
     scores = np.asarray(similarities, dtype=np.float32) + np.float32(0)
-    other = (rows != columns) if includes_self else np.zeros(len(rows), dtype=bool)
+    other = (rows + first_row != columns) if includes_self else np.zeros(len(rows), dtype=bool)
     order = np.lexsort((columns, -scores, other, rows))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_rows))])
-    return NeighborGraph(indptr, columns[order], scores[order], n_columns, includes_self, k, threshold)
+    return NeighborGraph(
+        indptr, columns[order], scores[order], n_columns, includes_self, k, threshold, first_row=first_row
+    )
 
 
 def _npz(path: str | Path) -> Path:

@@ -43,10 +43,11 @@ def check_layout(graph: "NeighborGraph") -> None:
         )
     if not np.isfinite(graph.similarities).all():
         raise ValueError("similarities must be finite. Received: NaN or infinity.")
-    if graph.includes_self and graph.n_rows != graph.n_columns:
+    last = graph.first_row + graph.n_rows
+    if graph.includes_self and not (graph.first_row >= 0 and last <= graph.n_columns):
         raise ValueError(
-            f"A graph that includes self must be square. "
-            f"Received: {graph.n_rows} rows, {graph.n_columns} columns."
+            f"A graph that includes self must have a column for each row. "
+            f"Received: rows {graph.first_row}..{last - 1}, {graph.n_columns} columns."
         )
     if graph.recall is not None and not 0 <= graph.recall <= 1:
         raise ValueError(f"recall must lie in [0, 1]. Received: recall={graph.recall!r}.")
@@ -72,7 +73,7 @@ def _check_rows(graph: "NeighborGraph", start: int, stop: int) -> None:
         heads = indptr[:-1] - indptr[0]
         present = np.diff(indptr) > 0
         lost = ~present
-        lost[present] = columns[heads[present]] != np.flatnonzero(present) + start
+        lost[present] = columns[heads[present]] != np.flatnonzero(present) + start + graph.first_row
         if lost.any():
             raise ValueError(
                 f"Every row must start with itself. Received: row {start + np.flatnonzero(lost)[0]} does not."

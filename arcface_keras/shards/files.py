@@ -53,7 +53,7 @@ def write_shard(
     return entry
 
 
-def map_shard(folder: Path, entry: dict[str, Any], dim: int, dtype: np.dtype) -> np.ndarray:
+def map_shard(folder: Path, entry: Mapping[str, Any], dim: int, dtype: np.dtype) -> np.ndarray:
     file = folder / plain_name(folder, entry["file"])
     if not file.is_file():
         raise ValueError(f"Every shard of the manifest must be there. Received: {file} is missing.")
