@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -15,14 +15,14 @@ from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue
 from arcface_keras.models.digest import model_digest
 
-__all__ = ["embed_source", "listings_digest"]
+__all__ = ["embed_source", "listings_digest", "package_versions"]
 
 
 def embed_source(
     config: RunConfig, model: keras.Model, listings: Catalogue, batch_size: int
 ) -> dict[str, Any]:
     """Everything that decides the rows, to the last bit on one machine, as JSON values."""
-    packages = ["keras", "numpy", "pillow", "tensorflow"]
+    packages = ["arcface_keras", "keras", "numpy", "pillow", "tensorflow"]
     if config.embed_engine == "openvino":
         packages.append("openvino")
     return {
@@ -32,7 +32,7 @@ def embed_source(
         "flip_average": config.flip_average,
         "batch_size": batch_size,
         "engine": config.embed_engine,
-        "versions": {"arcface_keras": __version__} | {name: _version(name) for name in packages},
+        "versions": package_versions(packages),
     }
 
 
@@ -52,7 +52,14 @@ def listings_digest(ids: Sequence[str], paths: Sequence[Any] | np.ndarray) -> st
     return digest.hexdigest()
 
 
+def package_versions(names: Iterable[str]) -> dict[str, str | None]:
+    """Versions that are installed here, of this package that of its source; None where there is none."""
+    return {name: _version(name) for name in names}
+
+
 def _version(name: str) -> str | None:
+    if name == "arcface_keras":
+        return __version__
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

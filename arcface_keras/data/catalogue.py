@@ -52,6 +52,7 @@ class Catalogue:
         titles: titles with byte escapes decoded; "" where there is none.
         label_groups: raw text of the groups, or None for a catalogue without labels.
         csv_path: the file that was read.
+        image_folder: where the photos are, links followed; None where no photos were asked for.
     """
 
     posting_ids: np.ndarray
@@ -61,6 +62,7 @@ class Catalogue:
     titles: np.ndarray
     label_groups: np.ndarray | None
     csv_path: Path
+    image_folder: Path | None = None
 
     def __len__(self) -> int:
         return len(self.posting_ids)
@@ -80,6 +82,7 @@ class Catalogue:
             titles=_frozen(self.titles[rows]),
             label_groups=None if self.label_groups is None else _frozen(self.label_groups[rows]),
             csv_path=self.csv_path,
+            image_folder=self.image_folder,
         )
 
 
@@ -154,6 +157,7 @@ def read_catalogue(
         titles=_column([decode_title(value) for value in columns["title"]]),
         label_groups=_column(columns[LABEL]) if labelled else None,
         csv_path=csv_path,
+        image_folder=folder,
     )
 
 

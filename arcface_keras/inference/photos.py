@@ -1,6 +1,7 @@
 """The loop from files to rows: read ahead, one compiled function, one shape of batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,39 @@ from arcface_keras.inference.engines import find_engine
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class PhotoRecipe:
+    """What is done with a network to embed photos; it is small and travels to where the network is.
+
+    Attributes:
+        image_size, flip_average, batch_size, workers, engine: as for `PhotoEmbedder`.
+    """
+
+    image_size: int
+    flip_average: bool
+    batch_size: int
+    workers: int | None
+    engine: str
+
+    def embedder(self, model: Any) -> "PhotoEmbedder":
+        """The embedder with a network."""
+        return PhotoEmbedder(
+            model,
+            self.image_size,
+            flip_average=self.flip_average,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            engine=self.engine,
+        )
+
+    def rows_of(
+        self, model: Any, threads: int
+    ) -> Callable[[Sequence[str], dict[int, str]], list[np.ndarray]]:
+        """Called with paths and a dictionary for the unreadable, it gives one array for each output."""
+        embedder = replace(self, workers=self.workers or threads).embedder(model)
+        return lambda paths, unreadable: embedder(paths, unreadable=unreadable)
 
 
 class PhotoEmbedder:
