@@ -24,8 +24,8 @@ _PATIENCE = 5.0
 _REPORT_SECONDS = 60.0
 _ADDRESS = re.compile(r"auto|local|(ray://)?(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere, and no
-# warnings of Ray's own use of itself on the terminal.
+# What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere, no
+# warnings about Ray's own use of itself on the terminal.
 _START_VARIABLES = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
