@@ -16,7 +16,7 @@ from arcface_keras.shards.parquet_columns import column_of, ids_of, matrix_of, p
 from arcface_keras.shards.reader import Shards, open_shards
 from arcface_keras.shards.writer import ShardWriter
 
-__all__ = ["parquet_to_shards", "shards_to_parquet"]
+__all__ = ["is_own_parquet", "parquet_to_shards", "shards_to_parquet"]
 
 _KEY = b"arcface_keras"
 _OWN_NAME = re.compile(r"emb-(\d{5,})\.parquet")
@@ -130,6 +130,11 @@ def parquet_to_shards(
     _check_ids(ids, files)
     writer.finish(ids)
     return open_shards(folder)
+
+
+def is_own_parquet(source: str | os.PathLike[str]) -> bool:
+    """Whether parquet files are those of `shards_to_parquet`; errors as for `parquet_to_shards`."""
+    return _stored_facts(_source_files(Path(source))[0]) is not None
 
 
 class _Rows:
