@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matching_contracts import check_step, clustered_rows
 
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.neighbors import NeighborGraph, find_neighbors, from_entries
+from arcface_keras.neighbors import NeighborGraph, find_neighbors, from_entries, row_blocks
 from arcface_keras.postprocess import (
     GROUP_SIZES,
     STEPS,
@@ -61,26 +61,39 @@ def scored_graphs(draw: st.DrawFn) -> tuple[NeighborGraph, Embeddings]:
 
 
 THRESHOLDS = st.integers(-8, 8).map(lambda value: value / 8)
+SOME: list[tuple[str, dict[str, Any]]] = [
+    ("mutual_filter", {"max_rank": 2}),
+    ("mutual_filter", {}),
+    ("chisel", {"sizes": {2: 1, 3: 1}}),
+    ("target_mean_size", {"mean": 2.2}),
+    ("connected_components", {"threshold": 0.4, "max_size": 4}),
+    ("tiered_agglomeration", {"merge": 0.9, "attach": 0.5, "pair": 0.0}),
+    ("k_reciprocal", {"k1": 3, "k2": 2}),
+    ("min2", {"threshold": 0.9, "floor": 0.0}),
+    ("neighborhood_blending", {"threshold": 0.9, "floor": 0.1}),
+    ("database_augmentation", {"sides": "gallery"}),
+    ("alpha_query_expansion", {"k": 3}),
+]
 
 
-@given(
-    listings(),
-    st.sampled_from(
-        [
-            ("mutual_filter", {"max_rank": 2}),
-            ("mutual_filter", {}),
-            ("chisel", {"sizes": {2: 1, 3: 1}}),
-            ("target_mean_size", {"mean": 2.2}),
-            ("connected_components", {"threshold": 0.4, "max_size": 4}),
-            ("tiered_agglomeration", {"merge": 0.9, "attach": 0.5, "pair": 0.0}),
-            ("k_reciprocal", {"k1": 3, "k2": 2}),
-            ("min2", {"threshold": 0.9, "floor": 0.0}),
-            ("neighborhood_blending", {"threshold": 0.9, "floor": 0.1}),
-            ("database_augmentation", {"sides": "gallery"}),
-            ("alpha_query_expansion", {"k": 3}),
-        ]
-    ),
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*SOME, ("cap", {"k": 3}), ("threshold", {"threshold": 0.4})],
+    ids=lambda value: str(value),
 )
+def test_step_does_the_same_a_few_rows_at_a_time(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embeddings = embed(60, duplicates=4, zeros=3)
+    graph = find_neighbors(embeddings, k=12)
+    whole = STEPS[name](graph, embeddings, **options)
+    monkeypatch.setattr(row_blocks, "BLOCK_ENTRIES", 30)
+    parted = STEPS[name](graph, embeddings, **options)
+    for array in ("indptr", "indices", "similarities"):
+        np.testing.assert_array_equal(getattr(parted, array), getattr(whole, array))
+
+
+@given(listings(), st.sampled_from(SOME))
 @QUICK
 def test_step_keeps_its_contract_on_any_listings(
     case: tuple[NeighborGraph, Embeddings], step: tuple[str, dict[str, Any]]
