@@ -204,7 +204,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
     # A misspelt step must not strike out the matches that are there.
     steps = check_steps(parse_steps(config.steps))
     begin_stage(run, "match")
-    embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
+    embeddings = Embeddings.load(run.require(run.embeddings, "embed"), config.memory_mb)
     chooses = config.threshold is None or is_open(steps)
     held_out = []
     if chooses or run.held_out.exists():

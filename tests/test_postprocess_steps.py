@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_contracts import check_step, clustered_rows
 
+from arcface_keras._scratch import scratch_array
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors import NeighborGraph, find_neighbors, from_entries, row_blocks
 from arcface_keras.postprocess import (
@@ -498,3 +499,22 @@ def test_new_search_of_a_graph_without_bounds_needs_its_own(name: str) -> None:
         apply_steps(graph, embeddings, [(name, options)])
     found = apply_steps(graph, embeddings, [(name, {**options, "search_k": 2})])
     assert found.counts.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["alpha_query_expansion", "database_augmentation"])
+def test_new_rows_beyond_the_memory_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = embed(4000, d=80)
+    graph = find_neighbors(embeddings, k=6)
+    inside = STEPS[name](graph, embeddings)
+    made: list[Any] = []
+
+    def small(shape: Any, dtype: Any, memory_mb: float | None) -> np.ndarray:
+        assert memory_mb == 1024, "the step's own budget reaches its rows"
+        made.append(scratch_array(shape, dtype, 0.1))
+        return made[-1]
+
+    monkeypatch.setattr(importlib.import_module("arcface_keras.postprocess.blend"), "scratch_array", small)
+    outside = STEPS[name](graph, embeddings)
+    assert [type(array) for array in made] == [np.memmap]
+    np.testing.assert_array_equal(outside.indices, inside.indices)
+    np.testing.assert_array_equal(outside.similarities, inside.similarities)
