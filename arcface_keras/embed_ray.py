@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,16 @@ def session_if_on_ray(config: RunConfig) -> Iterator[None]:
         yield
         return
     with ray_session(config.address):
+        _share_gpus()
         yield
+
+
+def _share_gpus() -> None:
+    """Keep this process, which only takes the network apart, from holding all memory of a GPU of an actor."""
+    tf = sys.modules.get("tensorflow")
+    for device in tf.config.list_physical_devices("GPU") if tf is not None else ():
+        with contextlib.suppress(RuntimeError):  # it may have been in use before
+            tf.config.experimental.set_memory_growth(device, True)
 
 
 def write_on_ray(

@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from arcface_keras._checks import check_number
 from arcface_keras._files import read_json, write_json
-from arcface_keras.calibrate import Calibration, calibrate_threshold, expected_score
+from arcface_keras.calibrate import Calibration
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.listings import Listings, column_or_none
+from arcface_keras.matching_plan import plan_matches
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.neighbors.auto import engine_taken
 from arcface_keras.pairs import PairClassifier
-from arcface_keras.postprocess.apply import Step, split_step
+from arcface_keras.postprocess.apply import Step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
-from arcface_keras.signals import SearchOptions, apply_listing_steps, fit_steps, is_open, parse_steps
+from arcface_keras.signals import SearchOptions, apply_listing_steps, is_open, parse_steps
 from arcface_keras.signals.columns import check_columns
-from arcface_keras.signals.fit import check_steps, deciding_places, rows_to_calibrate_for
+from arcface_keras.signals.fit import check_steps
 
 __all__ = [
     "Matches",
@@ -114,55 +114,29 @@ def match_listings(
     Raises:
         ValueError: neither a threshold nor held-out listings, or a step is left open without the latter.
     """
-    search, steps = search or SearchOptions(), list(steps)
-    if threshold is not None:
-        threshold = check_number("threshold", threshold)
-    places = deciding_places(steps)
-    fitted = None
-    if not held_out and is_open(steps):
-        raise ValueError(f"steps left open need held-out listings. Received: none, steps={steps}.")
-    if not held_out and threshold is None and not places:
-        raise ValueError("matching needs a threshold or held-out listings. Received: neither.")
-    check_columns(listings, held_out, steps)
-    if held_out and (threshold is None or is_open(steps)):
-        fitted = fit_steps(steps, held_out, len(listings), search)
-        steps = list(fitted.steps)
+    search = search or SearchOptions()
+    check_columns(listings, held_out, list(steps))
+    plan = plan_matches(steps, held_out, len(listings), search, threshold)
+    first, threshold = plan.first_deciding, plan.threshold
     candidates = search.neighbors(listings.embeddings)
-    ranking = apply_listing_steps(candidates, listings, steps[: places[0]] if places else steps, search)
-    graph = apply_listing_steps(ranking, listings, steps[places[0] :], search) if places else ranking
-    n_rows = rows_to_calibrate_for(steps, len(listings))
-    calibration, expected = None, None
-    if threshold is None and not places and fitted is not None:
-        calibration = calibrate_threshold(fitted.parts, n_rows, memory_mb=search.memory_mb)
-        threshold, expected = calibration.threshold, calibration.expected_f1
-    elif fitted is not None and threshold is None:
-        expected = expected_score(fitted.parts, n_rows)
-    cut = places and threshold is not None
-    decision = _decision([split_step(step) for step in steps], places, calibration)
-    decision += ", and the threshold that was given cuts what it leaves" if cut else ""
+    ranking = apply_listing_steps(candidates, listings, plan.steps[:first], search)
+    graph = ranking
+    if first is not None:
+        graph = apply_listing_steps(ranking, listings, plan.steps[first:], search)
     if threshold is not None:
-        if graph.threshold is not None and not places:
+        if graph.threshold is not None and first is None:
             threshold = max(threshold, graph.threshold)
         graph = graph.keep(graph.similarities >= np.float32(threshold), threshold=threshold)
-    done = [split_step(step) for step in steps]
     recall = min((each.recall for each in (candidates, ranking) if each.recall is not None), default=None)
-    return Matches(graph, ranking, threshold, calibration, done, expected, decision, recall)
-
-
-def _decision(
-    steps: Sequence[tuple[str, dict[str, Any]]], places: Sequence[int], calibration: Calibration | None
-) -> str:
-    if places:
-        name, options = steps[places[-1]]
-        shown = ",".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, dict))
-        written = f"{name}:{shown}" if shown else name
-        return f"the step {written} decides, because steps name it, and no step after it brings new pairs"
-    if calibration is None:
-        return "the threshold that was given"
-    for_whom = "" if calibration.n_rows == 1 else f", for {calibration.n_rows} listings"
-    return (
-        f"a threshold chosen on {calibration.n_calibration} listings, of groups that the networks that "
-        f"embedded them never saw{for_whom}"
+    return Matches(
+        graph,
+        ranking,
+        threshold,
+        plan.calibration,
+        plan.steps,
+        plan.expected_f1,
+        plan.decision,
+        recall,
     )
 
 
@@ -204,7 +178,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
     # A misspelt step must not strike out the matches that are there.
     steps = check_steps(parse_steps(config.steps))
     begin_stage(run, "match")
-    embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
+    embeddings = Embeddings.load(run.require(run.embeddings, "embed"), config.memory_mb)
     chooses = config.threshold is None or is_open(steps)
     held_out = []
     if chooses or run.held_out.exists():

@@ -13,6 +13,7 @@ from arcface_keras.ablation import ablate_listings, ablation_table, draw_if_poss
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
 from arcface_keras.data.sample import sample_folder
+from arcface_keras.embed_ray import session_if_on_ray
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
 from arcface_keras.foreign_embeddings import embeddings_from_parquet
@@ -241,12 +242,14 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
 
 def _run(config: RunConfig, progress: bool) -> list[Score]:
     gallery_source(config)  # an unknown format must not be found out after the training
-    listings = _listings_to_match(config)
+    with session_if_on_ray(config):  # nor a cluster that does not answer
+        listings = _listings_to_match(config)
     train(config, progress=progress)
-    embed(config, progress=progress)
-    match(config, progress=progress)
-    scores = [] if listings.label_groups is None else evaluate(config)
-    submit(config)
+    with session_if_on_ray(config):
+        embed(config, progress=progress)
+        match(config, progress=progress)
+        scores = [] if listings.label_groups is None else evaluate(config)
+        submit(config)
     return scores
 
 
