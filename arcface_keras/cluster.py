@@ -14,6 +14,7 @@ import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
+from arcface_keras._native_log import native_stderr_to_null
 from arcface_keras._version import __version__
 
 INSTALL = "Work on Ray needs the package ray: pip install 'arcface-keras[ray]'"
@@ -203,7 +204,8 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
     if address == "local":
         options |= {"num_cpus": cpus or available_cores(), "include_dashboard": False}
     try:
-        ray.init(address=address, **options)
+        with native_stderr_to_null():
+            ray.init(address=address, **options)
     except (RuntimeError, ConnectionError, ValueError) as error:
         ray.shutdown()
         if "version mismatch" in str(error).lower():

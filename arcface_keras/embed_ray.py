@@ -50,7 +50,7 @@ def session_if_on_ray(config: RunConfig) -> Iterator[None]:
 
 def _share_gpus() -> None:
     """Keep this process, which only takes the network apart, from holding all memory of a GPU of an actor."""
-    tf = sys.modules.get("tensorflow")
+    tf: Any = sys.modules.get("tensorflow")
     for device in tf.config.list_physical_devices("GPU") if tf is not None else ():
         with contextlib.suppress(RuntimeError):  # it may have been in use before
             tf.config.experimental.set_memory_growth(device, True)

@@ -202,8 +202,13 @@ def test_photos_in_an_archive_are_read_by_a_chain_of_urls(catalogue: Write, tmp_
     assert str(found.paths[0]) == f"zip://photos/test_0_0.png::file://{tmp_path / 'all.zip'}"
     assert found.paths[0].name == "test_0_0.png"
     np.testing.assert_array_equal(load_image(found.paths[0], 32), load_image(images / "test_0_0.png", 32))
-    with pytest.raises(FileNotFoundError, match="no.png"):
+    with pytest.raises(FileNotFoundError, match=r"no\.png"):
         open_binary(found.image_folder / "no.png")
+    (tmp_path / "broken.zip").write_bytes(b"no archive")
+    with pytest.raises(RemoteError, match=r"broken\.zip must be readable\. Received: BadZipFile"):
+        read_catalogue(csv, f"zip://photos::file://{tmp_path / 'broken.zip'}")
+    with pytest.raises(CatalogueError, match=r"no\.zip: the image folder does not exist"):
+        read_catalogue(csv, f"zip://photos::file://{tmp_path / 'no.zip'}")
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,10 @@ class RemotePath(os.PathLike[str]):
             raise ValueError(
                 f"a URL must have a protocol that fsspec knows: {known}. Received: {self.url} ({error})."
             ) from error
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # an archive that is none, a server that refuses the session, ...
+            raise RemoteError(f"{self.url} must be readable. Received: {_shown(error)}.") from error
 
     def _asked(self, ask: Callable[[Any, str], T]) -> T:
         files, path = self._filesystem()
@@ -140,8 +144,7 @@ class RemotePath(os.PathLike[str]):
             except Exception as error:  # each library of fsspec has errors of its own
                 wait = None if isinstance(error, PermissionError) else next(waits, None)
                 if wait is None:
-                    shown = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
-                    raise RemoteError(f"{self.url} must be readable. Received: {shown}.") from error
+                    raise RemoteError(f"{self.url} must be readable. Received: {_shown(error)}.") from error
                 time.sleep(wait)
 
 
@@ -168,3 +171,7 @@ def open_binary(location: str | os.PathLike[str]) -> IO[bytes]:
     """
     path = located(location)
     return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path.open("rb")
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
