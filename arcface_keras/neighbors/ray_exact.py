@@ -1,4 +1,4 @@
-"""The exact search on a Ray cluster, for rows that one process holds; see `join_shards` for those it does not."""
+"""The exact search on a Ray cluster, for rows that one process holds; for others see `join_shards`."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Unit rows read from shards, as a task of a distributed search needs them: a block, or some here and there."""
+"""Unit rows read from shards as a task of a distributed search needs them: a block, or some of them."""
 
 import hashlib
 import json
