@@ -9,6 +9,8 @@ from collections.abc import Callable
 from arcface_keras.neighbors import auto, exact, faiss_flat, pruned, ray_exact, ray_pruned, tf_matmul
 from arcface_keras.neighbors.graph import NeighborGraph, from_entries
 from arcface_keras.neighbors.search import find_neighbors
+from arcface_keras.neighbors.shard_expansion import expand_shards
+from arcface_keras.neighbors.shard_join import join_shards
 
 ENGINES: dict[str, Callable[..., NeighborGraph]] = {
     "exact": exact.search,
@@ -20,4 +22,4 @@ ENGINES: dict[str, Callable[..., NeighborGraph]] = {
     "ray_pruned": ray_pruned.search,
 }
 
-__all__ = ["ENGINES", "NeighborGraph", "find_neighbors", "from_entries"]
+__all__ = ["ENGINES", "NeighborGraph", "expand_shards", "find_neighbors", "from_entries", "join_shards"]

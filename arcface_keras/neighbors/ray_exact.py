@@ -7,7 +7,7 @@ import numpy as np
 
 from arcface_keras.neighbors import exact
 from arcface_keras.neighbors.graph import NeighborGraph
-from arcface_keras.neighbors.join_shards import join_shards
+from arcface_keras.neighbors.shard_join import join_shards
 from arcface_keras.shards import SHARD_ROWS, ShardWriter
 
 

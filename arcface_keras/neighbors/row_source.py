@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ class RowSource:
         return rows if rows.dtype == np.float32 else normalized_rows(np.asarray(rows))
 
 
-def source_digest(folder: str | Path) -> str:
+def source_digest(folder: str | os.PathLike[str]) -> str:
     """What the manifest of a folder says of its rows, checksums and all, in 32 hexadecimal digits."""
     folder = Path(folder)
     open_shards(folder)

@@ -14,16 +14,6 @@ from arcface_keras._progress import progress_bar
 from arcface_keras.neighbors.block_join import merge_rows
 from arcface_keras.neighbors.block_plan import Job
 from arcface_keras.neighbors.graph_shards import GraphShards
-from arcface_keras.neighbors.join_shards import (
-    begin_work,
-    close_writer,
-    facts_of,
-    join_blocks,
-    make_job,
-    open_writer,
-    verify_source,
-    write_graph,
-)
 from arcface_keras.neighbors.list_tasks import (
     BOTH,
     RESIDENTS,
@@ -42,6 +32,16 @@ from arcface_keras.neighbors.lists import find_visits, needed_reach
 from arcface_keras.neighbors.pruned import is_worth, list_count, most_products
 from arcface_keras.neighbors.row_source import RowSource
 from arcface_keras.neighbors.runners import Runner
+from arcface_keras.neighbors.shard_join import (
+    begin_work,
+    close_writer,
+    facts_of,
+    join_blocks,
+    make_job,
+    open_writer,
+    verify_source,
+    write_graph,
+)
 from arcface_keras.neighbors.truth import reaches_to_try, sample_rows, share_of
 from arcface_keras.shards import MANIFEST, ShardWriter
 

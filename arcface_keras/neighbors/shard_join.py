@@ -81,7 +81,7 @@ def join_shards(
         )
     with runner_of(engine, address, threads) as runner:
         if engine == "ray_pruned":
-            from arcface_keras.neighbors.list_shards import join_lists
+            from arcface_keras.neighbors.shard_lists import join_lists
 
             search: Any = join_lists
         else:
