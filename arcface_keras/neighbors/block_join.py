@@ -1,14 +1,13 @@
-"""Tasks of an exact search of shards: pure functions of files, which leave files, and are done where they lie.
+"""Tasks of an exact search of shards: pure functions of files that leave files, and need not be done twice.
 
-A pair of blocks is multiplied as the exact engine multiplies tiles, and its file holds the candidates of both
-blocks: with k their products, as far as the bound of their error lets them matter, else the true similarities.
-A merge brings together what one block of rows has found. The graph is the one of the engine `exact`, bit for
+A pair of blocks is multiplied as the exact engine multiplies tiles. Its file holds the candidates of both:
+with k their products, as far as the bound of their error lets them matter, else the true similarities. A
+merge brings together what one block of rows has found. The graph is the one of the engine `exact`, bit for
 bit, however rows are dealt to blocks.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def join_pair(job: Job, pair: Pair, wave: int | None) -> int:
     return len(rows)
 
 
-def merge_rows(job: Job, number: int, files: Sequence[str], wave: int | None = None) -> dict[str, Any]:
+def merge_rows(job: Job, number: int, files: Sequence[str], wave: int | None = None) -> int:
     """Bring together what the rows of a block have found.
 
     Args:
@@ -70,23 +69,23 @@ def merge_rows(job: Job, number: int, files: Sequence[str], wave: int | None = N
         wave: write the best and their limits, after this wave; None: write the shard of the graph.
 
     Returns:
-        `{"entries": number of entries written}`, 0 if they were there.
+        The number of entries written, 0 if they were there.
     """
     if wave is not None and all(
         is_whole(file) for file in (job.best_file(number, wave), job.limits_file(number, wave))
     ):
-        return {"entries": 0}
+        return 0
     part = job.rows_of(number)
     source = RowSource(job.source)
     collector = collect_rows(job, part, source, files)
     if wave is None:
         graph = finish_rows(job, part, collector)
         write_graph_shard(job.destination, number, graph)
-        return {"entries": len(graph.indices)}
+        return len(graph.indices)
     rows, keys, limits = collector.release()
     write_candidates(job.best_file(number, wave), rows.astype(np.int64) + part.start, keys)
     write_limits(job.limits_file(number, wave), limits or no_limits(part.stop - part.start))
-    return {"entries": len(rows)}
+    return len(rows)
 
 
 def collect_rows(job: Job, part: slice, source: RowSource, files: Sequence[str]) -> BlockCollector:
@@ -148,8 +147,9 @@ def floor_of(job: Job) -> np.float32:
 def too_many(job: Job, per_row: int) -> str:
     """What to say where the neighbours of a block do not fit."""
     return (
-        f"memory_mb must hold all pairs of two blocks above the threshold: raise it or memory_mb, or give k. "
-        f"Received: threshold={job.threshold}, memory_mb={job.memory_mb}, more than {per_row} neighbours a row."
+        f"memory_mb must hold all pairs of a block above the threshold: raise it or memory_mb, or give k. "
+        f"Received: threshold={job.threshold}, memory_mb={job.memory_mb}, more than {per_row} "
+        f"neighbours a row."
     )
 
 
@@ -166,16 +166,17 @@ def released(join: Join, places: np.ndarray, numbers: np.ndarray) -> tuple[np.nd
         places: (m,) row number of each query of the join.
         numbers: (n,) column number of each of its columns, rising.
     """
-    rows, keys, limits = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)], []
+    rows, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+    limits = [no_limits(0)]
     for block in join.blocks:
-        some, packed, limit = block.release()
+        some, packed, known = block.release()
         local = (packed & np.uint64(0xFFFFFFFF)).astype(np.int64)
         rows.append(places[some.astype(np.int64) + block.start])
         keys.append(packed - local.astype(np.uint64) + numbers[local].astype(np.uint64))
-        limits.append(limit or no_limits(block.stop - block.start))
+        limits.append(known or no_limits(block.stop - block.start))
     limit, later, column = (np.concatenate(parts) for parts in zip(*limits, strict=True))
-    known = column != _NO_COLUMN
-    column[known] = numbers[column[known]]
+    met = column != _NO_COLUMN
+    column[met] = numbers[column[met]]
     return np.concatenate(rows), np.concatenate(keys), RowLimits(limit, later, column)
 
 

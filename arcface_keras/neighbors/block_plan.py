@@ -1,8 +1,8 @@
 """How a search of shards is cut into tasks: blocks of rows, and waves of pairs of blocks.
 
-With k, a row that has met t blocks keeps about k / t candidates of the next, if it knows its k-th similarity so
-far. So pairs come in waves that grow by a factor, and between waves every row block merges what it has: files
-hold a few k a row in all, whatever the number of blocks.
+With k, a row that has met t blocks keeps about k / t candidates of the next, if it knows its k-th similarity
+so far. So pairs come in waves that grow by a factor, and between waves every row block merges what it has:
+files hold a few k a row in all, whatever the number of blocks.
 """
 
 from dataclasses import dataclass
@@ -90,14 +90,14 @@ class Job:
 
 
 def waves_of(job: Job) -> list[list[Pair]]:
-    """All pairs of blocks, once each. A self-join begins with the diagonal; without k there is one more wave."""
+    """All pairs of blocks, once each; a self-join begins with the diagonal."""
     n, m = job.row_blocks, job.column_blocks
     if job.is_self:
         shifts = [
             [(min(i, (i + s) % n), max(i, (i + s) % n)) for i in range(n if 2 * s != n else s)]
             for s in range(n // 2 + 1)
         ]
-        waves = [shifts[:1]] + _grown(shifts[1:], 3, job.k is not None)
+        waves = [shifts[:1], *_grown(shifts[1:], 3, job.k is not None)]
     else:
         waves = _grown([[(i, j) for i in range(n)] for j in range(m)], 4, job.k is not None)
     return [[pair for step in wave for pair in step] for wave in waves if wave]

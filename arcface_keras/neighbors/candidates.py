@@ -1,7 +1,7 @@
 """Files of candidates: what tasks of a distributed search tell each other.
 
-A candidate is a row number and a packed key (see `collect`). One file holds those of many rows, sorted by row,
-so that a reader of some rows maps it and takes a slice.
+A candidate is a row number and a packed key (see `collect`). One file holds those of many rows, sorted by
+row, so that a reader of some rows maps it and takes a slice.
 """
 
 from bisect import bisect_left

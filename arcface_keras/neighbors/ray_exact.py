@@ -1,4 +1,4 @@
-"""The exact search on a Ray cluster, for rows that one process holds; see `join_shards` for those it does not."""
+"""The exact search on a Ray cluster, for rows that one process holds; for others see `join_shards`."""
 
 import tempfile
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 from arcface_keras.neighbors import exact
 from arcface_keras.neighbors.graph import NeighborGraph
-from arcface_keras.neighbors.join_shards import join_shards
+from arcface_keras.neighbors.shard_join import join_shards
 from arcface_keras.shards import SHARD_ROWS, ShardWriter
 
 

@@ -1,7 +1,8 @@
-"""Unit rows read from shards, as a task of a distributed search needs them: a block, or some here and there."""
+"""Unit rows read from shards as a task of a distributed search needs them: a block, or some of them."""
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ class RowSource:
         return rows if rows.dtype == np.float32 else normalized_rows(np.asarray(rows))
 
 
-def source_digest(folder: str | Path) -> str:
+def source_digest(folder: str | os.PathLike[str]) -> str:
     """What the manifest of a folder says of its rows, checksums and all, in 32 hexadecimal digits."""
     folder = Path(folder)
     open_shards(folder)

@@ -11,15 +11,25 @@ Task = tuple[str, tuple[Any, ...]]
 
 _RETRIES = 5
 _IN_FLIGHT_PER_CPU = 3
+_WIDEST = 16
 
 
 class Runner(Protocol):
-    """Does tasks; `cpus` says how many at a time, `threads` how many threads each may take."""
+    """Does tasks.
+
+    Attributes:
+        cpus: tasks at a time.
+        threads: threads that each may take.
+        widest: threads that a single task may take, if it asks for so many processors.
+    """
 
     cpus: int
     threads: int
+    widest: int
 
-    def run(self, function: Callable[..., Any], tasks: Sequence[Task], bar: Any) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], tasks: Sequence[Task], bar: Any, *, cpus: int = 1
+    ) -> list[Any]:
         """Return what `function(*arguments)` gives for every task, in their order; counts them in the bar."""
 
 
@@ -28,8 +38,11 @@ class LocalRunner:
 
     def __init__(self, threads: int | None = None) -> None:
         self.cpus, self.threads = 1, threads or available_cores()
+        self.widest = self.threads
 
-    def run(self, function: Callable[..., Any], tasks: Sequence[Task], bar: Any) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], tasks: Sequence[Task], bar: Any, *, cpus: int = 1
+    ) -> list[Any]:
         results = []
         for _, arguments in tasks:
             results.append(function(*arguments))
@@ -46,11 +59,15 @@ class RayRunner:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self.cpus, self.threads = max(1, int(ray.cluster_resources().get("CPU", 1))), 1
+        nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        self.cpus, self.threads = max(1, sum(nodes)), 1
+        self.widest = max(1, min(_WIDEST, max(nodes, default=1)))
 
-    def run(self, function: Callable[..., Any], tasks: Sequence[Task], bar: Any) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], tasks: Sequence[Task], bar: Any, *, cpus: int = 1
+    ) -> list[Any]:
         ray = self._ray
-        remote = ray.remote(num_cpus=1, max_retries=_RETRIES, retry_exceptions=False)(function)
+        remote = ray.remote(num_cpus=cpus, max_retries=_RETRIES, retry_exceptions=False)(function)
         results: list[Any] = [None] * len(tasks)
         running: dict[Any, int] = {}
         waiting = iter(enumerate(tasks))

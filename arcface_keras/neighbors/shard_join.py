@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +81,7 @@ def join_shards(
         )
     with runner_of(engine, address, threads) as runner:
         if engine == "ray_pruned":
-            from arcface_keras.neighbors.list_shards import join_lists
+            from arcface_keras.neighbors.shard_lists import join_lists
 
             search: Any = join_lists
         else:
@@ -92,18 +92,26 @@ def join_shards(
 
 
 def join_blocks(
-    job: Job, runner: Runner, asked: int | None, *, target_recall: float = 1.0, progress: bool = False
+    job: Job,
+    runner: Runner,
+    asked: int | None,
+    *,
+    target_recall: float = 1.0,
+    progress: bool = False,
+    check: bool = True,
 ) -> GraphShards:
     """Do the tasks of an exact search; those whose files are there are left out.
 
-    `asked` is the k that was asked for; the recall is 1, whatever `target_recall`.
+    `asked` is the k that was asked for; the recall is 1, whatever `target_recall`. With `check` the checksums
+    of the shards are compared first.
     """
     writer = open_writer(job, _EXACT)
     if writer.missing:
         job = begin_work(job, _EXACT)
         waves = waves_of(job)
         with progress_bar(sum(map(len, waves)) + len(writer.missing), "neighbors", "blocks", progress) as bar:
-            verify_source(job, runner)
+            if check:
+                verify_source(job, runner)
             files = multiply_blocks(job, runner, waves, bar)
             write_graph(job, runner, writer, files, bar)
     return close_writer(job, writer, asked, recall=1.0)
@@ -164,13 +172,16 @@ def _merge(job: Job, runner: Runner, wave: int, files: list[list[str]]) -> list[
 
 
 def write_graph(
-    job: Job, runner: Runner, writer: GraphShardWriter, files: list[list[str]], bar: Any
-) -> list[dict[str, Any]]:
-    """The last merge of every row block whose shard of the graph is missing; returns their facts."""
-    tasks = [(f"row block {n}", (job, n, files[n])) for n in writer.missing]
-    facts = runner.run(merge_rows, tasks, bar)
+    job: Job,
+    runner: Runner,
+    writer: GraphShardWriter,
+    files: list[list[str]],
+    bar: Any,
+    merge: Callable[..., int] = merge_rows,
+) -> None:
+    """The last merge of every row block whose shard of the graph is missing."""
+    runner.run(merge, [(f"row block {n}", (job, n, files[n])) for n in writer.missing], bar)
     writer.look()
-    return facts
 
 
 def make_job(
