@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from arcface_keras._files import read_json, write_json
+from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
@@ -147,7 +148,7 @@ def match(config: RunConfig, *, progress: bool = False) -> Matches[Any]:
         ImportError, ConnectionError: Ray is needed, and not there, or no cluster answers.
     """
     run = RunFolder(Path(config.out))
-    with run.exclusive():
+    with run.exclusive(), session_of(config.engine, config.address):
         return _match(config, run, progress)
 
 

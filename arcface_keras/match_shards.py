@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from arcface_keras._checks import check_number
+from arcface_keras.cluster import is_on_ray
 from arcface_keras.matching_plan import Matches, MatchingPlan
-from arcface_keras.neighbors.expand_shards import expand_shards
 from arcface_keras.neighbors.graph_shards import GraphShards, GraphShardWriter
-from arcface_keras.neighbors.join_shards import join_shards
+from arcface_keras.neighbors.shard_expansion import expand_shards
+from arcface_keras.neighbors.shard_join import join_shards
 from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.run_graphs import remove_graph, shards_of
@@ -25,7 +26,7 @@ _OPTIONS = {"k", "alpha"}
 def works_on_shards(engine: str, steps: Sequence[Step]) -> bool:
     """Whether the search is on Ray and steps go on with shards: query expansion does, others want it all."""
     named = [split_step(step) for step in steps]
-    return engine.startswith("ray") and all(
+    return is_on_ray(engine) and all(
         name == _EXPANSION and set(options) <= _OPTIONS for name, options in named
     )
 
@@ -51,7 +52,6 @@ def match_shards(run: RunFolder, plan: MatchingPlan, search: SearchOptions) -> M
             work / f"rows-{number}",
             **options,
             engine=search.engine,
-            memory_mb=search.memory_mb,
             progress=search.progress,
         )
         rows = expanded.folder

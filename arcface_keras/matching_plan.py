@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from arcface_keras._checks import check_number
 from arcface_keras.calibrate import Calibration, calibrate_threshold, expected_score
+from arcface_keras.cluster import is_on_ray
 from arcface_keras.held_out import HeldOut
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.neighbors.graph_shards import GraphShards
@@ -97,7 +98,7 @@ def plan_matches(
     calibration, expected, given = None, None, threshold is not None
     if held_out and (not given or is_open(steps)):
         # Held-out listings are few: a cluster would take longer to be asked.
-        here = replace(search, engine="exact") if search.engine.startswith("ray") else search
+        here = replace(search, engine="exact") if is_on_ray(search.engine) else search
         fitted = fit_steps(steps, held_out, n_rows, here)
         steps = list(fitted.steps)
         n_rows = rows_to_calibrate_for(steps, n_rows)

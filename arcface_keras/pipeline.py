@@ -10,6 +10,7 @@ import numpy as np
 
 from arcface_keras._files import read_json
 from arcface_keras.ablation import ablate_listings, ablation_table, draw_if_possible
+from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
 from arcface_keras.data.sample import sample_folder
@@ -102,6 +103,11 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Raises:
         ValueError: the listings have no label_group, or a stage before this one has not run.
     """
+    with session_of(config.engine, config.address):
+        return _evaluate(config)
+
+
+def _evaluate(config: RunConfig) -> list[Score]:
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     listings = _listings_to_match(config, labelled=True)
@@ -156,7 +162,8 @@ def submit(config: RunConfig, *, progress: bool = False) -> Path:
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     if ranking_format(config) is not None:
-        return _submit_ranking(config, run, started, progress)
+        with session_of(config.engine, config.address):
+            return _submit_ranking(config, run, started, progress)
     graph = open_graph(run, run.neighbors)
     write_submission(run.submission, open_shards(run.require(run.embeddings, "embed")).ids, graph)
     record_stage(run, config, "submit", {}, time.perf_counter() - started)
@@ -219,7 +226,7 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Returns:
         The scores, or [] without labels.
     """
-    with RunFolder(Path(config.out)).exclusive():
+    with RunFolder(Path(config.out)).exclusive(), session_of(config.engine, config.address):
         return _run(config, progress)
 
 

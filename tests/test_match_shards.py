@@ -1,5 +1,7 @@
 """Matching from shards to shards gives what matching in memory gives, to the bit and to the byte."""
 
+import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.match import match
 from arcface_keras.match_shards import works_on_shards
 from arcface_keras.neighbors.graph_shards import GraphShards
-from arcface_keras.neighbors.join_shards import join_shards
+from arcface_keras.neighbors.shard_join import join_shards
 from arcface_keras.pipeline import submit
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.run_graphs import load_graph, open_graph
@@ -59,6 +61,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         return join_shards(*arguments, engine="exact", **options)
 
     monkeypatch.setattr(module, "join_shards", join)
+    monkeypatch.setattr(sys.modules["arcface_keras.match"], "session_of", lambda *_: nullcontext())
     monkeypatch.setattr(module, "expand_shards", partial(module.expand_shards, engine="exact"))
 
 
