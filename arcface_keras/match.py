@@ -1,6 +1,7 @@
 """The stage `match`: embeddings in, matches above an honest threshold out."""
 
 import logging
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -173,6 +174,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
         for graph, file in ((matches.ranking, run.ranking), (matches.graph, run.neighbors)):
             remove_graph(file)
             graph.save(file)
+        shutil.rmtree(run.searches, ignore_errors=True)
     facts = _facts(config, rows, matches)
     write_json(run.metrics, facts)
     record_stage(run, config, "match", {"steps": config.steps}, time.perf_counter() - started)

@@ -42,7 +42,7 @@ def match_shards(run: RunFolder, plan: MatchingPlan, search: SearchOptions) -> M
         plan: steps that `works_on_shards` is true of, and therefore a threshold.
         search: how candidates are found, on the session of Ray that is open.
     """
-    rows, work = run.embeddings, run.path / "searches"
+    rows, work = run.embeddings, run.searches
     graph = _search(rows, work / "0", search)
     recalls = [graph.recall]
     for number, (_, options) in enumerate(plan.steps, start=1):

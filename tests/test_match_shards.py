@@ -86,6 +86,7 @@ def test_match_over_shards_equals_matching_in_memory(run: RunFolder, steps: str)
     assert submit(config.replace(engine="ray")).read_bytes() == text
     match(config)
     assert not run.neighbors.with_suffix("").exists()
+    assert not run.searches.exists()
 
 
 def test_another_threshold_does_not_search_again(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
