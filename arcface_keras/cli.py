@@ -17,16 +17,16 @@ from arcface_keras.config import RunConfig
 __all__ = ["main"]
 
 _DATA = ("train", "images", "test", "test_images", "missing_images", "gallery", "gallery_images")
-_MATCHING = ("k", "engine", "target_recall", "steps", "threshold", "memory_mb")
+_MATCHING = ("k", "engine", "address", "target_recall", "steps", "threshold", "memory_mb")
 _LISTINGS = ("test", "images", "test_images", "missing_images")
 _EMBEDDING_ONLY = ("embed_engine", "embed_dtype", "shard_rows")
 _EMBEDDING = (*_LISTINGS, "batch_size", "flip_average", "compute_phash", "workers", *_EMBEDDING_ONLY)
 _RANKING = ("format", "gallery", "gallery_images")
-_SEARCH = ("k", "engine", "target_recall", "memory_mb")
+_SEARCH = ("k", "engine", "address", "target_recall", "memory_mb")
 _WITH_KERAS = ("demo", "run", "train", "embed", "export", "bundle")
 _ALL = tuple(spec.name for spec in dataclasses.fields(RunConfig))
 _NOT_TRAINING = {"k", "engine", "target_recall", "steps", "ablate", "test", "test_images", "missing_images"}
-_NOT_TRAINING |= {*_RANKING, *_EMBEDDING_ONLY, "new_share"}
+_NOT_TRAINING |= {*_RANKING, *_EMBEDDING_ONLY, "address", "new_share"}
 _TRAINING = tuple(name for name in _ALL if name not in _NOT_TRAINING)
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -36,7 +36,10 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "run": ("all stages: train, embed, match, evaluate (with labels), submit", _ALL),
     "train": ("train an embedder on labelled listings", _TRAINING),
-    "embed": ("embed the listings to match with the run's embedder", ("out", *_EMBEDDING, *_RANKING)),
+    "embed": (
+        "embed the listings to match with the run's embedder",
+        ("out", *_EMBEDDING, "engine", "address", *_RANKING),
+    ),
     "match": ("match the embedded listings", ("out", *_MATCHING)),
     "evaluate": (
         "score the matches of labelled listings beside the floors",

@@ -158,7 +158,14 @@ class RunConfig:
 
     k: int = option(50, "candidates of each listing, itself included")
     engine: str = option(
-        "exact", "name from arcface_keras.neighbors.ENGINES; auto: exact up to about ten minutes, else pruned"
+        "exact",
+        "name from arcface_keras.neighbors.ENGINES; auto: exact up to about ten minutes, else pruned; "
+        "ray and ray_pruned: on a Ray cluster, where embed then works too",
+    )
+    address: str | None = option(
+        None,
+        "Ray cluster for the engines ray and ray_pruned: HOST:PORT, ray://HOST:PORT, or auto for the one of "
+        "this machine (default: the environment variable RAY_ADDRESS, else a local Ray, started and stopped)",
     )
     target_recall: float = option(0.99, "share of the true neighbours that an approximate engine must find")
     steps: str = option(
