@@ -11,12 +11,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from arcface_keras.cluster import is_on_ray
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.images import REMOTE_READERS
 from arcface_keras.data.perceptual import with_hashes
 from arcface_keras.data.remote import RemotePath
-from arcface_keras.embed_ray import on_ray, session_if_on_ray, write_on_ray
+from arcface_keras.embed_ray import session_if_on_ray, write_on_ray
 from arcface_keras.embed_shards import (
     embed_in_shards,
     stage_facts,
@@ -155,7 +156,7 @@ def _embed(
 
     ids = [str(name) for name in listings.posting_ids]
     write = write_here(ids, rows_of)
-    if on_ray(config):
+    if is_on_ray(config.engine):
         paths = [os.fspath(path) for path in listings.paths]
         folder = str(listings.image_folder) if isinstance(listings.image_folder, Path) else None
         write = write_on_ray(config, model, recipe, source, ids, paths, folder)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arcface_keras.cluster import ray_session
+from arcface_keras.cluster import is_on_ray, ray_session, session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.embed_shards import Write
 from arcface_keras.shard_actor import KEPT, Job, Recipe, ShardActor, entries_of
 from arcface_keras.shards import ShardWriter
 
-__all__ = ["Groups", "on_ray", "processor_groups", "session_if_on_ray", "write_on_ray"]
+__all__ = ["Groups", "processor_groups", "session_if_on_ray", "write_on_ray"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,6 @@ _GROUP = 4
 """Most processors that share one copy of the network; more copies do more, but each takes a gigabyte."""
 
 _WORTHWHILE = 0.85
-
-
-def on_ray(config: RunConfig) -> bool:
-    """Whether the engine of a configuration is one that works on Ray."""
-    return config.engine.startswith("ray")
 
 
 @contextlib.contextmanager
@@ -40,11 +35,9 @@ def session_if_on_ray(config: RunConfig) -> Iterator[None]:
         ImportError: Ray is not installed.
         ConnectionError, ValueError: see `arcface_keras.cluster.ray_session`.
     """
-    if not on_ray(config):
-        yield
-        return
-    with ray_session(config.address):
-        _share_gpus()
+    with session_of(config.engine, config.address):
+        if is_on_ray(config.engine):
+            _share_gpus()
         yield
 
 

@@ -1,26 +1,31 @@
 """The stage `match`: embeddings in, matches above an honest threshold out."""
 
 import logging
+import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from arcface_keras._files import read_json, write_json
-from arcface_keras.calibrate import Calibration
+from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.listings import Listings, column_or_none
-from arcface_keras.matching_plan import plan_matches
+from arcface_keras.match_shards import match_shards, works_on_shards, zero_rows
+from arcface_keras.matching_plan import Matches, plan_matches
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.neighbors.auto import engine_taken
+from arcface_keras.neighbors.graph_shards import GraphShards
 from arcface_keras.pairs import PairClassifier
 from arcface_keras.postprocess.apply import Step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
+from arcface_keras.run_graphs import remove_graph
+from arcface_keras.shards import Shards, open_shards
 from arcface_keras.signals import SearchOptions, apply_listing_steps, is_open, parse_steps
 from arcface_keras.signals.columns import check_columns
 from arcface_keras.signals.fit import check_steps
@@ -38,34 +43,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Matches:
-    """What matching found.
-
-    Attributes:
-        graph: the matches, each listing itself first.
-        ranking: the best of every listing, whatever their similarity: after the steps, or, where a step
-            decides what matches, before that step.
-        threshold: the similarity from which on a pair matches; None where a step decides.
-        calibration: what the threshold rests on; None where it was given, or a step decides.
-        steps: names and options, those that were left open as they were chosen.
-        expected_f1: mean row F1 that held-out groups promise; None where none were asked. Of a classifier's
-            probabilities it is an upper bound, as it takes no account of the size of the catalogue.
-        decision: what decides, in words.
-        recall: measured share of the true neighbours that the search found, the lowest where a step searched
-            again.
-    """
-
-    graph: NeighborGraph
-    ranking: NeighborGraph
-    threshold: float | None
-    calibration: Calibration | None
-    steps: list[tuple[str, dict[str, Any]]]
-    expected_f1: float | None
-    decision: str
-    recall: float | None
-
-
 def match_embeddings(
     embeddings: Embeddings,
     held_out: Sequence[HeldOut] = (),
@@ -75,7 +52,7 @@ def match_embeddings(
     threshold: float | None = None,
     memory_mb: int = 1024,
     progress: bool = False,
-) -> Matches:
+) -> Matches[NeighborGraph]:
     """Match listings by their embeddings alone; see `match_listings`.
 
     Args:
@@ -96,7 +73,7 @@ def match_listings(
     search: SearchOptions | None = None,
     steps: Sequence[Step] = (),
     threshold: float | None = None,
-) -> Matches:
+) -> Matches[NeighborGraph]:
     """Match listings by their embeddings, and by titles and hashes where steps say so.
 
     Args:
@@ -160,57 +137,67 @@ def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[Hel
     )
 
 
-def match(config: RunConfig, *, progress: bool = False) -> Matches:
+def match(config: RunConfig, *, progress: bool = False) -> Matches[Any]:
     """Match the embedded listings of a run; writes `neighbors.npz`, `ranking.npz` and `metrics.json`.
 
-    The threshold stands in the latter; the ranking holds the candidates before it.
+    The threshold stands in the latter; the ranking holds the candidates before it. With an engine on Ray, and
+    no steps but query expansion, both graphs are folders of shards, `neighbors/` and `ranking/`, and no
+    process holds all rows or a whole graph.
 
     Raises:
         ValueError: a stage before this one has not run.
+        ImportError, ConnectionError: Ray is needed, and not there, or no cluster answers.
     """
     run = RunFolder(Path(config.out))
-    with run.exclusive():
+    with run.exclusive(), session_of(config.engine, config.address):
         return _match(config, run, progress)
 
 
-def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
+def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
     started = time.perf_counter()
     # A misspelt step must not strike out the matches that are there.
     steps = check_steps(parse_steps(config.steps))
     begin_stage(run, "match")
-    embeddings = Embeddings.load(run.require(run.embeddings, "embed"), config.memory_mb)
+    rows = open_shards(run.require(run.embeddings, "embed"))
     chooses = config.threshold is None or is_open(steps)
     held_out = []
     if chooses or run.held_out.exists():
         held_out = load_held_out(run.require(run.held_out, "train"))
-    listings = load_listings(run, embeddings, held_out)
-    matches = match_listings(
-        listings,
-        held_out,
-        search=search_options(config, progress),
-        steps=steps,
-        threshold=config.threshold,
-    )
-    matches.ranking.save(run.ranking)
-    matches.graph.save(run.neighbors)
-    unreadable = np.flatnonzero(~embeddings.rows.any(axis=1))
-    facts: dict[str, Any] = {
-        "threshold": matches.threshold,
-        "decision": matches.decision,
-        "expected_f1": matches.expected_f1,
-        "steps": [[name, _plain(options)] for name, options in matches.steps],
-        "engine": engine_taken(config.engine, len(embeddings), embeddings.dim),
-        "recall": matches.recall,
-        "listings": len(embeddings),
-        "pairs": int(matches.graph.counts.sum()) - len(embeddings),
-        "unreadable": [embeddings.ids[row] for row in unreadable],
-        "calibration": None if matches.calibration is None else asdict(matches.calibration),
-    }
+    search = search_options(config, progress)
+    matches: Matches[Any]
+    if works_on_shards(config.engine, steps):
+        plan = plan_matches(steps, held_out, rows.rows, search, config.threshold)
+        matches = match_shards(run, plan, search)
+    else:
+        listings = load_listings(run, Embeddings.load(run.embeddings, config.memory_mb), held_out)
+        matches = match_listings(listings, held_out, search=search, steps=steps, threshold=config.threshold)
+        for graph, file in ((matches.ranking, run.ranking), (matches.graph, run.neighbors)):
+            remove_graph(file)
+            graph.save(file)
+        shutil.rmtree(run.searches, ignore_errors=True)
+    facts = _facts(config, rows, matches)
     write_json(run.metrics, facts)
     record_stage(run, config, "match", {"steps": config.steps}, time.perf_counter() - started)
     shown = "" if matches.threshold is None else f"threshold {matches.threshold:.4f}, "
     logger.info("%s%d pairs: %s", shown, facts["pairs"], matches.decision)
     return matches
+
+
+def _facts(config: RunConfig, rows: Shards, matches: Matches[Any]) -> dict[str, Any]:
+    graph, ids = matches.graph, rows.ids
+    entries = graph.entries if isinstance(graph, GraphShards) else len(graph.indices)
+    return {
+        "threshold": matches.threshold,
+        "decision": matches.decision,
+        "expected_f1": matches.expected_f1,
+        "steps": [[name, _plain(options)] for name, options in matches.steps],
+        "engine": engine_taken(config.engine, rows.rows, rows.dim),
+        "recall": matches.recall,
+        "listings": rows.rows,
+        "pairs": entries - rows.rows,
+        "unreadable": [ids[row] for row in np.flatnonzero(zero_rows(rows))],
+        "calibration": None if matches.calibration is None else asdict(matches.calibration),
+    }
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

@@ -1,17 +1,22 @@
-"""What decides the matches, settled on held-out listings before any listing is matched."""
+"""Matches, and what decides them: settled on held-out listings before any listing is matched."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from arcface_keras._checks import check_number
 from arcface_keras.calibrate import Calibration, calibrate_threshold, expected_score
+from arcface_keras.cluster import is_on_ray
 from arcface_keras.held_out import HeldOut
+from arcface_keras.neighbors import NeighborGraph
+from arcface_keras.neighbors.graph_shards import GraphShards
 from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.signals import SearchOptions, fit_steps, is_open
 from arcface_keras.signals.fit import deciding_places, rows_to_calibrate_for
 
-__all__ = ["MatchingPlan", "plan_matches"]
+__all__ = ["Matches", "MatchingPlan", "plan_matches"]
+
+Graph = TypeVar("Graph", NeighborGraph, GraphShards)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,34 @@ class MatchingPlan:
     calibration: Calibration | None
     expected_f1: float | None
     decision: str
+
+
+@dataclass(frozen=True)
+class Matches(Generic[Graph]):
+    """What matching found.
+
+    Attributes:
+        graph: the matches, each listing itself first; in memory, or in shards.
+        ranking: the best of every listing, whatever their similarity: after the steps, or, where a step
+            decides what matches, before that step.
+        threshold: the similarity from which on a pair matches; None where a step decides.
+        calibration: what the threshold rests on; None where it was given, or a step decides.
+        steps: names and options, those that were left open as they were chosen.
+        expected_f1: mean row F1 that held-out groups promise; None where none were asked. Of a classifier's
+            probabilities it is an upper bound, as it takes no account of the size of the catalogue.
+        decision: what decides, in words.
+        recall: measured share of the true neighbours that the search found, the lowest where a step searched
+            again.
+    """
+
+    graph: Graph
+    ranking: Graph
+    threshold: float | None
+    calibration: Calibration | None
+    steps: list[tuple[str, dict[str, Any]]]
+    expected_f1: float | None
+    decision: str
+    recall: float | None
 
 
 def plan_matches(
@@ -64,7 +97,9 @@ def plan_matches(
         raise ValueError("matching needs a threshold or held-out listings. Received: neither.")
     calibration, expected, given = None, None, threshold is not None
     if held_out and (not given or is_open(steps)):
-        fitted = fit_steps(steps, held_out, n_rows, search)
+        # Held-out listings are few: a cluster would take longer to be asked.
+        here = replace(search, engine="exact") if is_on_ray(search.engine) else search
+        fitted = fit_steps(steps, held_out, n_rows, here)
         steps = list(fitted.steps)
         n_rows = rows_to_calibrate_for(steps, n_rows)
         if not given and not places:

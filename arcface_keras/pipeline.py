@@ -10,10 +10,10 @@ import numpy as np
 
 from arcface_keras._files import read_json
 from arcface_keras.ablation import ablate_listings, ablation_table, draw_if_possible
+from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
 from arcface_keras.data.sample import sample_folder
-from arcface_keras.embed_ray import session_if_on_ray
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
 from arcface_keras.foreign_embeddings import embeddings_from_parquet
@@ -29,7 +29,8 @@ from arcface_keras.match import (
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.ranking import write_ranking
 from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
-from arcface_keras.shards import shards_to_parquet
+from arcface_keras.run_graphs import load_graph, open_graph, require_graph
+from arcface_keras.shards import open_shards, shards_to_parquet
 from arcface_keras.submit import write_submission
 
 __all__ = [
@@ -66,11 +67,9 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
 def embed(config: RunConfig, *, embeddings_from: str | None = None, progress: bool = False) -> RunFolder:
     """Stage 2, see `arcface_keras.embed.embed`; Keras is imported when this is called.
 
-    With `embeddings_from`, a parquet file or a folder of them, rows that others computed are taken instead,
-    see `arcface_keras.foreign_embeddings`.
-
-    For a ranked format the gallery is embedded as well. With `modality="text"` titles are embedded, see
-    `arcface_keras.text_training.embed`.
+    With `embeddings_from`, a parquet file or a folder of them, rows of others are taken instead, see
+    `foreign_embeddings`. For a ranked format the gallery is embedded as well. With `modality="text"` titles
+    are embedded, see `arcface_keras.text_training.embed`.
     """
     source = gallery_source(config)
     if embeddings_from is not None:
@@ -108,10 +107,15 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Raises:
         ValueError: the listings have no label_group, or a stage before this one has not run.
     """
+    with session_of(config.engine, config.address):
+        return _evaluate(config)
+
+
+def _evaluate(config: RunConfig) -> list[Score]:
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     listings = _listings_to_match(config, labelled=True)
-    run.require(run.neighbors, "match")
+    require_graph(run, run.neighbors)
     labels, _ = encode_labels(listings.label_groups)
     scores: list[Score] = [
         {"name": "every listing alone", "threshold": None, "row_f1": self_only_f1(labels)},
@@ -162,17 +166,17 @@ def submit(config: RunConfig, *, progress: bool = False) -> Path:
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     if ranking_format(config) is not None:
-        return _submit_ranking(config, run, started, progress)
-    graph = NeighborGraph.load(run.require(run.neighbors, "match"))
-    ids = Embeddings.load(run.require(run.embeddings, "embed")).ids
-    write_submission(run.submission, ids, graph)
+        with session_of(config.engine, config.address):
+            return _submit_ranking(config, run, started, progress)
+    graph = open_graph(run, run.neighbors)
+    write_submission(run.submission, open_shards(run.require(run.embeddings, "embed")).ids, graph)
     record_stage(run, config, "submit", {}, time.perf_counter() - started)
     return run.submission
 
 
 def _submit_ranking(config: RunConfig, run: RunFolder, started: float, progress: bool) -> Path:
     form, ranking = look_up(config, run, progress=progress)
-    ids = Embeddings.load(run.require(run.embeddings, "embed")).ids
+    ids = open_shards(run.require(run.embeddings, "embed")).ids
     write_ranking(run.submission, ids, ranking.lists, form, known=ranking.gallery_names)
     facts = {
         "format": config.format,
@@ -198,8 +202,8 @@ def export(
     Args:
         config: of the run; with `flip_average` the mirror image is averaged in, as `embed` does.
         to: folder to write; `saved_model` in the run folder by default.
-        embeddings_to: folder for the rows of the stage embed as parquet files, see
-            `shards.shards_to_parquet`; the SavedModel is then only written where `to` is given as well.
+        embeddings_to: folder for the embeddings as parquet files, see `shards.shards_to_parquet`; the
+            SavedModel is then written only where `to` is given as well.
         progress: unused; every stage takes it.
 
     Returns:
@@ -236,20 +240,18 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Returns:
         The scores, or [] without labels.
     """
-    with RunFolder(Path(config.out)).exclusive():
+    with RunFolder(Path(config.out)).exclusive(), session_of(config.engine, config.address):
         return _run(config, progress)
 
 
 def _run(config: RunConfig, progress: bool) -> list[Score]:
     gallery_source(config)  # an unknown format must not be found out after the training
-    with session_if_on_ray(config):  # nor a cluster that does not answer
-        listings = _listings_to_match(config)
+    listings = _listings_to_match(config)
     train(config, progress=progress)
-    with session_if_on_ray(config):
-        embed(config, progress=progress)
-        match(config, progress=progress)
-        scores = [] if listings.label_groups is None else evaluate(config)
-        submit(config)
+    embed(config, progress=progress)
+    match(config, progress=progress)
+    scores = [] if listings.label_groups is None else evaluate(config)
+    submit(config)
     return scores
 
 
@@ -286,8 +288,7 @@ def _listings_to_match(config: RunConfig, labelled: bool | None = None) -> Catal
 
 def _submitted(run: RunFolder, name: str, labels: np.ndarray) -> Score:
     """The score of the matches that `match` left and `submit` writes, not of others like them."""
-    graph = NeighborGraph.load(run.require(run.neighbors, "match"))
-    ranking = NeighborGraph.load(run.require(run.ranking, "match"))
+    graph, ranking = load_graph(run, run.neighbors), load_graph(run, run.ranking)
     return _score(name, graph, ranking, read_json(run.metrics)["threshold"], labels)
 
 

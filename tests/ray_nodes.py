@@ -1,11 +1,21 @@
 """Ray clusters on this machine, for tests."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+@contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    """A new folder, in memory where there is such: many small files, flushed one by one, take long."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
 
 
 @contextmanager

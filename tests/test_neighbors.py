@@ -2,11 +2,15 @@
 
 import logging
 import sys
+import tempfile
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from matching_contracts import Search, check_search, clustered_rows, memory_of
+from ray_nodes import folder_in_memory
 
+from arcface_keras.cluster import ray_session
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors import ENGINES, NeighborGraph, auto, find_neighbors
 
@@ -15,14 +19,29 @@ __all__ = ["memory_of"]
 BOUNDS = [(None, 0.5), (5, None), (4, 0.5), (1, None), (1000, None), (None, -1.0), (50, 0.0), (None, 1.0)]
 
 
-PACKAGES = {"tf_matmul": "tensorflow", "faiss_flat": "faiss"}
+PACKAGES = {"tf_matmul": "tensorflow", "faiss_flat": "faiss", "ray": "ray", "ray_pruned": "ray"}
+
+
+@pytest.fixture(scope="module")
+def open_ray() -> Iterator[None]:
+    """One session for all searches on Ray: to start and stop one takes seconds."""
+    with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch, ray_session("local", cpus=2):
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield
+
+
+def find_package(engine: str, request: pytest.FixtureRequest) -> None:
+    """Skip without the package of the engine; open a session for Ray."""
+    needed = PACKAGES.get(engine)
+    if needed is not None:
+        pytest.importorskip(needed, reason=f"{engine} needs {needed}, which is not installed")
+    if needed == "ray":
+        request.getfixturevalue("open_ray")
 
 
 @pytest.fixture(params=sorted(ENGINES))
 def search(request: pytest.FixtureRequest) -> Search:
-    needed = PACKAGES.get(request.param)
-    if needed is not None:
-        pytest.importorskip(needed, reason=f"{request.param} needs {needed}, which is not installed")
+    find_package(request.param, request)
 
     def run(queries: np.ndarray, gallery: np.ndarray | None = None, **bounds: object) -> NeighborGraph:
         return find_neighbors(queries, engine=request.param, gallery=gallery, **bounds)  # type: ignore[arg-type]
@@ -132,6 +151,8 @@ def test_find_neighbors_names_a_bad_target_recall(target_recall: float) -> None:
     [
         ("faiss_flat", "faiss", r'needs faiss: pip install "arcface-keras\[faiss\]"'),
         ("tf_matmul", "tensorflow", "needs TensorFlow: pip install tensorflow"),
+        ("ray", "ray", r"pip install 'arcface-keras\[ray\]'"),
+        ("ray_pruned", "ray", r"pip install 'arcface-keras\[ray\]'"),
     ],
 )
 def test_engine_without_its_package_says_how_to_install_it(
@@ -144,9 +165,11 @@ def test_engine_without_its_package_says_how_to_install_it(
 
 @pytest.mark.parametrize("bounds", [{"threshold": 0.3}, {"k": 12}, {"k": 12, "threshold": 0.3}])
 @pytest.mark.parametrize("engine", sorted(PACKAGES))
-def test_engine_of_another_library_gives_the_bytes_of_exact(engine: str, bounds: dict[str, float]) -> None:
+def test_engine_of_another_library_gives_the_bytes_of_exact(
+    engine: str, bounds: dict[str, float], request: pytest.FixtureRequest
+) -> None:
     """Several tiles and parts, more duplicates than k and its spare places."""
-    pytest.importorskip(PACKAGES[engine], reason=f"{PACKAGES[engine]} is not installed")
+    find_package(engine, request)
     rows = clustered_rows(3000, 100, seed=4, duplicates=150, zeros=20)
     first, other = find_neighbors(rows, **bounds), find_neighbors(rows, engine=engine, memory_mb=40, **bounds)  # type: ignore[arg-type]
     for name in ("indptr", "indices", "similarities"):

@@ -217,6 +217,28 @@ def test_errors_of_a_node_arrive_as_what_they_were(shop: RunConfig, tmp_path: Pa
         answer(bug, 1)
 
 
+@needs_ray
+def test_actor_refuses_other_versions_and_another_network(
+    shop: RunConfig, whole: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    ShardWriter(tmp_path / "e", rows=8, dim=4, source={"x": 1}, shard_rows=2)
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setattr(ray, "get", lambda stored: stored)
+    made = actor(shop, tmp_path / "e", None)
+    made._rows_of = None
+    made._stored = RunFolder(Path(shop.out)).embedder.read_bytes()
+    made._job.source |= {"model": "another", "versions": {"numpy": np.__version__, "keras": "0.1"}}
+    with pytest.raises(ValueError, match=r"keras must have the same version on every node\. Received: 0\.1"):
+        entries_of(answer(made))
+    del made._job.source["versions"]["keras"]
+    with pytest.raises(
+        ValueError, match=r"must arrive as it was sent, with digest another\. Received: [0-9a-f]"
+    ):
+        entries_of(answer(made))
+
+
 def raising(error: Exception) -> Callable[..., Any]:
     def rows_of(*_: Any) -> Any:
         raise error

@@ -6,9 +6,11 @@ fast int8 product in Python is a private function of torch (`torch._int_mm`), an
 
 from collections.abc import Callable
 
-from arcface_keras.neighbors import auto, exact, faiss_flat, pruned, tf_matmul
+from arcface_keras.neighbors import auto, exact, faiss_flat, pruned, ray_exact, ray_pruned, tf_matmul
 from arcface_keras.neighbors.graph import NeighborGraph, from_entries
 from arcface_keras.neighbors.search import find_neighbors
+from arcface_keras.neighbors.shard_expansion import expand_shards
+from arcface_keras.neighbors.shard_join import join_shards
 
 ENGINES: dict[str, Callable[..., NeighborGraph]] = {
     "exact": exact.search,
@@ -16,6 +18,8 @@ ENGINES: dict[str, Callable[..., NeighborGraph]] = {
     "pruned": pruned.search,
     "tf_matmul": tf_matmul.search,
     "faiss_flat": faiss_flat.search,
+    "ray": ray_exact.search,
+    "ray_pruned": ray_pruned.search,
 }
 
-__all__ = ["ENGINES", "NeighborGraph", "find_neighbors", "from_entries"]
+__all__ = ["ENGINES", "NeighborGraph", "expand_shards", "find_neighbors", "from_entries", "join_shards"]

@@ -7,6 +7,7 @@ keys give equal lists, whatever order they came in.
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,20 @@ def self_keys(columns: np.ndarray) -> np.ndarray:
     return columns.astype(np.uint64)
 
 
+class RowLimits(NamedTuple):
+    """What a similarity must reach to matter to its row, as far as one collector or several know.
+
+    Attributes:
+        limit: (rows,) float32, for any column.
+        later: (rows,) float32 >= limit, for columns after `column`, which lose ties.
+        column: (rows,) int32.
+    """
+
+    limit: np.ndarray
+    later: np.ndarray
+    column: np.ndarray
+
+
 class BlockCollector:
     """Candidates of the rows start..stop-1, added from several threads.
 
@@ -50,6 +65,7 @@ class BlockCollector:
         slack: with k, candidates that may wait per row (on average) before the block is cut back.
         error: with k, (stop - start,) bound of the error of the similarities added.
         rescore: with k, (rows, columns) -> exact similarities, where rows count from 0 over all blocks.
+        limits: with k, of candidates that other collectors of these rows hold.
     """
 
     def __init__(
@@ -63,6 +79,7 @@ class BlockCollector:
         slack: int = 0,
         error: np.ndarray | None = None,
         rescore: Rescore | None = None,
+        limits: RowLimits | None = None,
     ) -> None:
         size = stop - start
         self.start, self.stop, self.floor, self.k = start, stop, floor, k
@@ -73,16 +90,18 @@ class BlockCollector:
         self._lock = threading.Lock()
         self._rows: list[np.ndarray] = []
         self._keys: list[np.ndarray] = []
-        # (limit, limit for later columns, later than which column); swapped whole, so read without the lock.
-        self._limits: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        # Swapped whole, so read without the lock.
+        self._limits = limits
         if includes_self:
             self._rows.append(np.arange(size, dtype=np.uint16))
             self._keys.append(self_keys(np.arange(start, stop)))
 
     def add(self, rows: np.ndarray, columns: np.ndarray, similarities: np.ndarray) -> None:
         """Add entries, no (row, column) twice; `rows` lie in start..stop-1."""
-        rows = (rows - self.start).astype(np.uint16)
-        keys = pack_keys(similarities, columns)
+        self.add_keys((rows - self.start).astype(np.uint16), pack_keys(similarities, columns))
+
+    def add_keys(self, rows: np.ndarray, keys: np.ndarray) -> None:
+        """Add packed entries; `rows` (uint16) count from the first of the block."""
         with self._lock:
             self._rows.append(rows)
             self._keys.append(keys)
@@ -115,6 +134,18 @@ class BlockCollector:
         similarities, columns = unpack_keys(keys)
         counts = np.bincount(rows, minlength=self.stop - self.start)
         return counts, columns, np.minimum(similarities, np.float32(1))
+
+    def release(self) -> tuple[np.ndarray, np.ndarray, RowLimits | None]:
+        """(rows uint16, keys, limits) of what may be among the best k, self left out, sorted by row.
+
+        For another collector of these rows to go on with; empties this one.
+        """
+        if self.k is not None:
+            self._cut()
+        rows, keys = self._sorted()
+        self._rows, self._keys, self._waiting = [], [], 0
+        other = keys > _LOW
+        return rows[other], keys[other], self._limits
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         rows = np.concatenate([np.zeros(0, np.uint16), *self._rows])
@@ -165,7 +196,7 @@ class BlockCollector:
             column[full] = columns
         self._rows, self._keys, self._waiting = [rows], [keys], 0
         if len(kth):
-            self._limits = limit, later, column
+            self._limits = RowLimits(limit, later, column)
 
 
 def _sort(rows: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

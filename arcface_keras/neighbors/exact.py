@@ -13,6 +13,7 @@ import numpy as np
 
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
+from arcface_keras.neighbors.collect import RowLimits
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.join import BYTES_PER_ENTRY, STRIP_ELEMENTS, Join
 from arcface_keras.neighbors.workers import run_tasks, single_threaded_blas
@@ -43,7 +44,7 @@ def search(
     `target_recall`.
     """
     join, plan = start_join(queries, gallery, k, threshold, memory_mb, threads, tile)
-    run_phases(join, plan, lambda region: _multiply(join, region), progress)
+    run_phases(join, plan, lambda region: multiply_region(join, region), progress)
     return join.finish(k, recall=1.0)
 
 
@@ -75,6 +76,7 @@ def start_join(
     threads: int | None,
     tile: int | None = None,
     error: np.ndarray | None = None,
+    limits: RowLimits | None = None,
 ) -> tuple[Join, Plan]:
     """Return an empty `Join` of a search, and the plan it is cut by; for every engine of products."""
     columns = queries if gallery is None else gallery
@@ -90,6 +92,7 @@ def start_join(
         slack=plan.slack,
         most_entries=plan.most_entries,
         error=error,
+        limits=limits,
     )
     return join, plan
 
@@ -127,7 +130,7 @@ def make_plan(
             f"memory_mb must be at least {needed} for {m} rows and k={k}. Received: memory_mb={memory_mb}."
         )
     slack = 0 if k is None else min(4 * k, most // max(m, 1) - k)
-    return Plan(side, _even(m, side), threads, slack, most)
+    return Plan(side, even_part(m, side), threads, slack, most)
 
 
 def run_phases(join: Join, plan: Plan, do: Callable[[Region], None], progress: bool) -> None:
@@ -141,16 +144,16 @@ def run_phases(join: Join, plan: Plan, do: Callable[[Region], None], progress: b
 
 
 def _phases(join: Join, plan: Plan) -> list[list[Region]]:
-    rows = _spans(len(join.queries), plan.block_rows)
+    rows = spans_of(len(join.queries), plan.block_rows)
     if join.is_self:
         diagonal = [r for span in rows for r in _triangle(span.start, span.stop, whole=join.k is not None)]
         corners = [Region(a, b, True) for i, a in enumerate(rows) for b in rows[i + 1 :]]
         return [diagonal, corners]
-    columns = _spans(len(join.columns), _even(len(join.columns), plan.tile))
+    columns = spans_of(len(join.columns), even_part(len(join.columns), plan.tile))
     return [[Region(a, b, False) for a in rows for b in part] for part in (columns[:1], columns[1:])]
 
 
-def _multiply(join: Join, region: Region) -> None:
+def multiply_region(join: Join, region: Region) -> None:
     """Multiply a region and keep its neighbours."""
     rows, columns, mirrored = region
     width = columns.stop - columns.start
@@ -170,12 +173,12 @@ def _multiply(join: Join, region: Region) -> None:
             waiting = []
 
 
-def _even(n: int, most: int) -> int:
+def even_part(n: int, most: int) -> int:
     """Size of nearly equal parts of n, none larger than `most`."""
     return max(1, -(-n // max(1, -(-n // most))))
 
 
-def _spans(n: int, step: int) -> list[slice]:
+def spans_of(n: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 

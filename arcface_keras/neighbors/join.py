@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arcface_keras.neighbors.collect import BlockCollector
+from arcface_keras.neighbors.collect import BlockCollector, RowLimits
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.rescore import pair_similarities, product_error
 from arcface_keras.neighbors.workers import ThreadBuffers
@@ -43,6 +43,7 @@ class Join:
         slack: with k, candidates that may wait per row before they are cut back.
         most_entries: without k, more entries than this are an error.
         error: (m,) bound of the error of the products, by default that of a float32 product.
+        limits: with k, of entries that rows have already found elsewhere.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Join:
         slack: int,
         most_entries: int,
         error: np.ndarray | None = None,
+        limits: RowLimits | None = None,
     ) -> None:
         self.queries, self.columns, self.is_self = queries, columns, is_self
         self.k, self.threshold = k, threshold
@@ -75,6 +77,9 @@ class Join:
                 slack=slack,
                 error=error[start : start + block_rows],
                 rescore=self.rescore,
+                limits=None
+                if limits is None
+                else RowLimits(*(a[start : start + block_rows] for a in limits)),
             )
             for start in range(0, len(queries), block_rows)
         ]

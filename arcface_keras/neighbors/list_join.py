@@ -90,16 +90,17 @@ class ListJoin:
         self._waiting: dict[int, list[Entries]] = {}
         self._numbers: dict[int, int] = {}
 
-    def run(self, threads: int, progress: bool) -> None:
+    def run(self, threads: int, progress: bool, *, residents: bool = True, visitors: bool = True) -> None:
         """Compare residents first, which gives most rows a k-th similarity to beat, then visitors."""
         is_self, upper = self.join.is_self, self.join.is_self and self.join.k is None
-        phases = (
-            _Phase(self.parts.residents, mirrored=upper, upper=upper, mutual=False),
-            _Phase(self.parts.visitors, mirrored=is_self, upper=False, mutual=is_self),
-        )
+        phases = []
+        if residents:
+            phases.append(_Phase(self.parts.residents, mirrored=upper, upper=upper, mutual=False))
+        if visitors:
+            phases.append(_Phase(self.parts.visitors, mirrored=is_self, upper=False, mutual=is_self))
         lists = np.flatnonzero(np.diff(self.parts.members[0])).tolist()
         self._keep_zero_rows()
-        with progress_bar(2 * len(lists), "neighbors", "lists", progress) as bar:
+        with progress_bar(len(phases) * len(lists), "neighbors", "lists", progress) as bar:
             for phase in phases:
                 run_tasks(partial(self._compare, phase), lists, threads, bar)
                 for waiting in self._waiting.values():

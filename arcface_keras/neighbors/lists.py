@@ -34,8 +34,20 @@ def train_centroids(rows: np.ndarray, places: np.ndarray, lists: int, threads: i
 
     Reference: Dhillon and Modha, Concept decompositions for large sparse text data using clustering, 2001.
     """
+    sample, rng = training_sample(places, lists)
+    return k_means(rows, sample, lists, threads, rng)
+
+
+def training_sample(places: np.ndarray, lists: int) -> tuple[np.ndarray, np.random.Generator]:
+    """Rising row numbers, of `places`, that the k-means of so many lists sees; and what it draws with."""
     rng = np.random.default_rng(0)
-    sample = np.sort(rng.choice(places, min(len(places), lists * TRAINING_ROWS), replace=False))
+    return np.sort(rng.choice(places, min(len(places), lists * TRAINING_ROWS), replace=False)), rng
+
+
+def k_means(
+    rows: np.ndarray, sample: np.ndarray, lists: int, threads: int, rng: np.random.Generator
+) -> np.ndarray:
+    """(lists, d) centroids of rows[sample]; only the order of the sample counts, not its numbers."""
     centroids = rows[np.sort(rng.choice(sample, lists, replace=False))].copy()
     for _ in range(ROUNDS):
         homes = np.empty(len(sample), dtype=np.int32)

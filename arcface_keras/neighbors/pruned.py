@@ -23,13 +23,10 @@ from arcface_keras.neighbors.lists import (
     needed_reach,
     train_centroids,
 )
+from arcface_keras.neighbors.truth import SAMPLE_ROWS, Truth, reaches_to_try, sample_rows, truth_of
 from arcface_keras.neighbors.workers import single_threaded_blas
 
-SAMPLE_ROWS = 2000
-"""Rows searched exactly, to choose the reach and to measure the recall."""
-
-_BLOCK_ROWS = 8192
-_CALIBRATION_PAIRS = 1 << 15
+BLOCK_ROWS = 8192
 _VISITS_SHARE = 0.25
 _EXACT_SHARE = 0.5
 # Without a threshold most of a row's work is sorting candidates: as much as that many products (measured).
@@ -67,16 +64,12 @@ def search(
     threads = threads or available_cores()
     columns = queries if gallery is None else gallery
     places = np.flatnonzero(columns.any(axis=1))
-    chosen = min(lists or _list_count(len(columns)), len(places))
-    every = len(queries) * len(columns) / (2 if gallery is None else 1)
-    most = np.inf if lists is not None else _EXACT_SHARE * every
-    if threshold is None:
-        most -= _HANDLING * len(queries)
-    worth = _overhead(len(queries), len(columns), chosen) < most
-    # At threshold 0 every zero row is everybody's neighbour, and there is little to leave out.
-    everybody = k is None and threshold is not None and threshold <= 0
+    chosen = min(lists or list_count(len(columns)), len(places))
+    most = (
+        np.inf if lists is not None else most_products(len(queries), len(columns), threshold, gallery is None)
+    )
     graph = None
-    if chosen >= 2 and len(queries) and worth and not everybody:
+    if is_worth(len(queries), len(columns), chosen, most, k, threshold):
         limit = None if k is None else min(k, len(columns))
         share = 1 - _VISITS_SHARE
         plan = exact.make_plan(len(queries), len(columns), limit, memory_mb, threads, share=share)
@@ -125,28 +118,8 @@ class _Task:
         return self.queries if self.gallery is None else self.gallery
 
 
-@dataclass(frozen=True)
-class _Truth:
-    """Some rows, and for each its true neighbours and their similarities (self not among them)."""
-
-    rows: np.ndarray
-    neighbors: list[np.ndarray]
-    similarities: list[np.ndarray]
-
-    def recall_of(self, graph: NeighborGraph) -> float:
-        """Share of the true neighbours that the graph holds; one as near as the last true one counts."""
-        found = wanted = 0
-        for row, true in zip(self.rows.tolist(), self.similarities, strict=True):
-            if len(true):
-                similarities = graph.row(row)[1][1 if graph.includes_self else 0 :]
-                found += min(len(true), int(np.count_nonzero(similarities >= true[-1])))
-                wanted += len(true)
-        return found / wanted if wanted else 1.0
-
-
-def _search_sample(task: _Task) -> _Truth:
-    rng = np.random.default_rng(1)
-    rows = np.sort(rng.choice(len(task.queries), min(SAMPLE_ROWS, len(task.queries)), replace=False))
+def _search_sample(task: _Task) -> Truth:
+    rows = sample_rows(len(task.queries))
     graph = exact.search(
         task.queries[rows],
         task.columns,
@@ -155,36 +128,22 @@ def _search_sample(task: _Task) -> _Truth:
         memory_mb=task.memory_mb,
         threads=task.threads,
     )
-    neighbors, similarities = [], []
-    for place, row in enumerate(rows.tolist()):
-        near, values = graph.row(place)
-        if task.is_self:
-            # Among more duplicates than k, self may be missing: it takes the place of the last.
-            other = np.flatnonzero(near != row)[: None if task.limit is None else task.limit - 1]
-            near, values = near[other], values[other]
-        neighbors.append(near)
-        similarities.append(values)
-    return _Truth(rows, neighbors, similarities)
+    return truth_of(rows, graph, task.limit, task.is_self)
 
 
 def _widen(
-    task: _Task, centroids: np.ndarray, truth: _Truth, target_recall: float, most: float
+    task: _Task, centroids: np.ndarray, truth: Truth, target_recall: float, most: float
 ) -> NeighborGraph | None:
     """Widen the reach until the graph has the recall; None where all products would cost about as much."""
-    reaches = _reaches(task, truth, centroids)
-    # The reach is chosen on the very rows it is judged by: aim a little higher.
-    miss = 0.8 * (1 - target_recall)
-    while True:
-        graph = _compare(task, centroids, _quantile(reaches, 1 - miss), truth, most)
+    for reach in reaches_to_try(_reaches(task, truth, centroids), target_recall):
+        graph = _compare(task, centroids, reach, truth, most)
         if graph is None or (graph.recall or 0) >= target_recall:
             return graph
-        if miss == 0:
-            return None
-        miss = miss / 2 if miss > 1e-4 else 0.0
+    return None
 
 
 def _compare(
-    task: _Task, centroids: np.ndarray, reach: float, truth: _Truth, most: float
+    task: _Task, centroids: np.ndarray, reach: float, truth: Truth, most: float
 ) -> NeighborGraph | None:
     """The graph found at a reach, with its recall; None where that takes more than `most` products."""
     m, n, lists = len(task.queries), len(task.columns), len(centroids)
@@ -208,7 +167,7 @@ def _compare(
         task.is_self,
         task.limit,
         task.threshold,
-        block_rows=_BLOCK_ROWS,
+        block_rows=BLOCK_ROWS,
         slack=task.plan.slack,
         most_entries=task.plan.most_entries,
     )
@@ -228,32 +187,32 @@ def _compare(
     return replace(graph, recall=recall)
 
 
-def _reaches(task: _Task, truth: _Truth, centroids: np.ndarray) -> np.ndarray:
+def _reaches(task: _Task, truth: Truth, centroids: np.ndarray) -> np.ndarray:
     """(p,) sorted reaches that the true pairs of the sample need."""
-    rows = np.repeat(truth.rows, [len(near) for near in truth.neighbors])
-    near = np.concatenate(truth.neighbors)
-    # A zero row has no home; its neighbours are not found by lists.
-    has_home = [np.asarray(part.any(axis=1)) for part in (task.queries, task.columns)]
-    sound = has_home[0][rows] & has_home[1][near]
-    rows, near = rows[sound], near[sound]
-    if len(rows) > _CALIBRATION_PAIRS:
-        some = np.random.default_rng(2).choice(len(rows), _CALIBRATION_PAIRS, replace=False)
-        rows, near = rows[some], near[some]
+    homes = [np.asarray(part.any(axis=1)) for part in (task.queries, task.columns)]
+    rows, near = truth.pairs_to_calibrate(*homes)
     needed = needed_reach(
         task.queries, rows, task.columns, near, centroids, both_sides=task.is_self, threads=task.threads
     )
     return np.sort(needed)
 
 
-def _quantile(values: np.ndarray, share: float) -> float:
-    """The smallest value that is not exceeded by at least this share of the sorted values."""
-    place = min(len(values), max(1, int(np.ceil(share * len(values)))))
-    return float(values[place - 1]) if len(values) else 0.0
-
-
-def _list_count(n: int) -> int:
+def list_count(n: int) -> int:
     """Lists for n rows: few enough that finding homes costs little, many enough that lists are short."""
     return max(1, int(min(8 * n**0.5, n / 40)))
+
+
+def most_products(m: int, n: int, threshold: float | None, is_self: bool) -> float:
+    """From how many products on the exact engine does the work."""
+    every = m * n / (2 if is_self else 1)
+    return _EXACT_SHARE * every - (_HANDLING * m if threshold is None else 0)
+
+
+def is_worth(m: int, n: int, lists: int, most: float, k: int | None, threshold: float | None) -> bool:
+    """Whether lists may save products, of m rows with n columns."""
+    # At threshold 0 every zero row is everybody's neighbour, and there is little to leave out.
+    everybody = k is None and threshold is not None and threshold <= 0
+    return m > 0 and lists >= 2 and _overhead(m, n, lists) < most and not everybody
 
 
 def _overhead(m: int, n: int, lists: int) -> float:

@@ -59,7 +59,7 @@ def find_neighbors(
     """
     engines = importlib.import_module("arcface_keras.neighbors").ENGINES
     check_choice("engine", engine, engines)
-    _check_bounds(k, threshold)
+    check_bounds(k, threshold)
     check_number("memory_mb", memory_mb, above=0.0)
     if threads is not None:
         check_count("threads", threads)
@@ -108,7 +108,8 @@ def unit_rows(embeddings: Any, name: str) -> np.ndarray:
     return np.ascontiguousarray(rows, dtype=np.float32)
 
 
-def _check_bounds(k: Any, threshold: Any) -> None:
+def check_bounds(k: Any, threshold: Any) -> None:
+    """k, threshold or both must be given, and in range."""
     if k is None and threshold is None:
         raise ValueError("find_neighbors needs k, threshold or both. Received: k=None, threshold=None.")
     if k is not None:

@@ -50,7 +50,7 @@ def shards_to_parquet(folder: str | os.PathLike[str], destination: str | os.Path
         file.unlink()
     files = []
     for number, start in enumerate(shards.starts):
-        shards.verify(number)
+        shards.verify([number])
         rows = np.asarray(shards[number], dtype=np.float32)
         facts = _facts(shards, number)
         table = pa.table(

@@ -1,7 +1,7 @@
 """The reader of shards: none is loaded before it is asked for."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,14 @@ class Shards(Sequence[np.ndarray]):
             )
         return ids
 
-    def verify(self, only: int | None = None) -> None:
-        """Read all shards, or only that of a number, and compare checksums; those of version 1 have none.
+    def verify(self, numbers: Iterable[int] | None = None) -> None:
+        """Read shards, all by default, and compare their checksums; those of version 1 have none.
 
         Raises:
             ValueError: names the first shard that is missing, cut off or changed.
         """
-        for number, entry in enumerate(self._entries):
-            if only not in (None, number):
-                continue
+        for number in range(len(self)) if numbers is None else numbers:
+            entry = self._entries[number]
             self[number]
             found = file_digest(self.folder / entry["file"]) if entry.get("checksum") else None
             if found != entry.get("checksum"):

@@ -10,9 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from arcface_keras.cluster import is_on_ray
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
-from arcface_keras.embed_ray import on_ray, session_if_on_ray, write_on_ray
+from arcface_keras.embed_ray import session_if_on_ray, write_on_ray
 from arcface_keras.embed_shards import (
     embed_in_shards,
     stage_facts,
@@ -128,7 +129,7 @@ def _embed(
         return embedder(titles[part], empty=empty, bar=bar)
 
     write = write_here(ids, rows_of)
-    if on_ray(config):
+    if is_on_ray(config.engine):
         recipe = TitleRecipe(embedder.tokens.to_dict(), embedder.batch_size)
         write = write_on_ray(config, embedder.model, recipe, source, ids, titles)
     return embed_in_shards(config, listings, folders, embedder.widths, source, write, "titles", progress)
