@@ -210,9 +210,8 @@ def export(
         The folder, of the SavedModel if there are two.
 
     Raises:
-        ValueError: no embedder of photos in the run folder (or no embeddings), the folder holds something
-            other than a SavedModel, or a shard is missing or damaged.
-        ImportError: embeddings are to be written and pyarrow is not installed.
+        ValueError: the run holds no embedder of photos (or no embeddings), the folder something other than a
+            SavedModel, or a shard is missing or damaged.
     """
     if embeddings_to is not None:
         run = RunFolder(Path(config.out))

@@ -229,7 +229,7 @@ def test_actor_refuses_other_versions_and_another_network(
     made = actor(shop, tmp_path / "e", None)
     made._rows_of = None
     made._stored = RunFolder(Path(shop.out)).embedder.read_bytes()
-    made._job.source |= {"model": "another", "versions": {"numpy": np.__version__, "keras": "0.1"}}
+    made._job.source.update(model="another", versions={"numpy": np.__version__, "keras": "0.1"})
     with pytest.raises(ValueError, match=r"keras must have the same version on every node\. Received: 0\.1"):
         entries_of(answer(made))
     del made._job.source["versions"]["keras"]
