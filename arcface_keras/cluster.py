@@ -14,6 +14,7 @@ import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
+from arcface_keras._native_log import native_stderr_to_null
 from arcface_keras._version import __version__
 
 INSTALL = "Work on Ray needs the package ray: pip install 'arcface-keras[ray]'"
@@ -24,11 +25,13 @@ _PATIENCE = 5.0
 _REPORT_SECONDS = 60.0
 _ADDRESS = re.compile(r"auto|local|(ray://)?(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere.
+# What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere, no
+# warnings about Ray's own use of itself on the terminal.
 _START_VARIABLES = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
 # HTTP/2's opening words and an empty frame of settings (RFC 9113, 3.4); all that Ray listens with answers.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -216,7 +219,8 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
     if address == "local":
         options |= {"num_cpus": cpus or available_cores(), "include_dashboard": False}
     try:
-        ray.init(address=address, **options)
+        with native_stderr_to_null():
+            ray.init(address=address, **options)
     except (RuntimeError, ConnectionError, ValueError) as error:
         ray.shutdown()
         if "version mismatch" in str(error).lower():

@@ -23,12 +23,16 @@ class RunConfig:
     """
 
     out: str = option("runs/first", "run folder: every stage reads and writes there")
-    train: str | None = option(None, "CSV of labelled listings to learn from")
-    images: str | None = option(None, "folder of the training images")
-    test: str | None = option(None, "CSV of the listings to match")
+    train: str | None = option(None, "CSV or parquet file of labelled listings to learn from")
+    images: str | None = option(
+        None, "folder of the training images, or a URL such as s3://bucket/photos (as other images are)"
+    )
+    test: str | None = option(None, "CSV or parquet file of the listings to match")
     test_images: str | None = option(None, "folder of the test images (default: as for training)")
     missing_images: Literal["error", "keep"] = option(
-        "error", "listings to match whose image file is absent: error, or keep them matched to themselves"
+        "error",
+        "listings to match whose image file is absent: error, or keep them matched to themselves (as they "
+        "always are behind a URL, where nobody looks beforehand)",
     )
 
     modality: Literal["image", "text"] = option(
@@ -196,7 +200,9 @@ class RunConfig:
     new_share: float = option(
         0.2, "share of listings to match that are expected to show an identity the gallery does not hold"
     )
-    workers: int | None = option(None, "threads that decode photos (default: all processors)")
+    workers: int | None = option(
+        None, "threads that decode photos (default: all processors; 32 for photos by URL)"
+    )
 
     def __new__(cls, *values: Any, **named: Any) -> "RunConfig":
         """Remember what was given, because a recipe fills in the rest."""

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from arcface_keras.text_training import features as features_module
 from arcface_keras.text_training.encoders import encoder_folder, new_title_embedder
 from arcface_keras.text_training.features import title_features
 from arcface_keras.text_training.fitting import fit_encoder
-from arcface_keras.text_training.titles import TitleEmbedder, load_title_embedder
+from arcface_keras.text_training.titles import TitleEmbedder, TitleRecipe, load_title_embedder
 from arcface_keras.text_training.tokens import TitleTokens, find_word_pieces, padded
 
 keras_hub = keras_hub_or_skip()
@@ -184,6 +185,11 @@ def test_title_rows_keep_their_order_whatever_the_batch(config: RunConfig) -> No
         np.testing.assert_allclose(embedder([title])[0][0], row, rtol=1e-3, atol=1e-5)
     assert not rows[-1].any()
     assert list(empty) == [len(TITLES)]
+    # As it is done on a cluster: the recipe travels, the network comes beside it.
+    recipe = pickle.loads(pickle.dumps(TitleRecipe(embedder.tokens.to_dict(), 2)))
+    blank: dict[int, str] = {}
+    np.testing.assert_array_equal(recipe.rows_of(embedder.model, 1)([*TITLES, " "], blank)[0], rows)
+    assert blank == empty
     with pytest.raises(ValueError, match="Received: 1 ids and 2 titles"):
         embedder.embeddings(["a"], ["b", "c"])
 
