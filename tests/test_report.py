@@ -78,7 +78,9 @@ def make_run(folder: Path, *, labelled: bool, groups: int = 7, shots: int = 4, *
     for seed in (1, 2):
         labels = np.repeat(np.arange(8), 4)
         names = [f"held-{seed}-{i}" for i in range(32)]
-        parts.append(HeldOut(Embeddings.normalized(names, noisy(labels + 100 * seed - 90, seed)), labels))
+        embeddings = Embeddings.normalized(names, noisy(labels + 100 * seed - 90, seed))
+        titles, phashes = [f"thing {label}" for label in labels], [f"{label:016x}" for label in labels]
+        parts.append(HeldOut(embeddings, labels, tuple(titles), tuple(phashes)))
     save_held_out(run.held_out, parts)
     record_stage(run, config, "train", {"unreadable": {"old-1": "the file is empty"}}, 1.0)
     Embeddings.normalized(list(listings.posting_ids), rows).save(run.embeddings)
@@ -227,6 +229,30 @@ def test_report_says_how_to_get_what_an_older_run_folder_lacks(tmp_path: Path) -
     config = make_run(tmp_path, labelled=True)
     RunFolder(Path(config.out)).ranking.unlink()
     assert "run `arcface-keras match` again" in read(report(config)).text
+
+
+def test_report_draws_what_held_out_groups_promise(unlabelled: tuple[RunConfig, Path]) -> None:
+    config, path = unlabelled
+    assert "expected from held-out groups" in read(path).text
+    curve = RunFolder(Path(config.out)).threshold_curve
+    known = np.loadtxt(curve, delimiter=",", skiprows=1)
+    between = (known[100, 0] + known[101, 0]) / 2
+    promised = summaries.promised_curve(curve, np.array([known[100, 0], between, 9.0]))
+    assert promised[:2] == pytest.approx([known[100, 1], known[100:102, 1].mean()])
+    assert promised[2] == known[-1, 1]
+
+
+def test_report_of_a_pair_classifier_fits_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(tmp_path, labelled=True, steps="pair_classifier:max_iter=3")
+
+    def fit(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a report must not take minutes")
+
+    monkeypatch.setattr("sklearn.ensemble.HistGradientBoostingClassifier.fit", fit)
+    page = read(report(config))
+    assert "arcface-keras evaluate --ablate" in page.text
+    assert "expected from held-out groups" in page.text
+    assert "steps" not in [attrs["id"] for attrs in page.of("figure")]
 
 
 def test_report_command_writes_the_page_by_either_name_of_its_folder(
