@@ -345,7 +345,7 @@ def test_submission_faults_find_numbers_that_are_none(config: RunConfig, tmp_pat
     assert "embeddings hold NaN or infinity" in rehearse.submission_faults(run, ids)
 
 
-def fake_trials(monkeypatch: pytest.MonkeyPatch, seconds_a_row: float) -> list[dict]:
+def fake_trials(monkeypatch: pytest.MonkeyPatch, seconds_a_row: float, readable: float = 1.0) -> list[dict]:
     """Trials that match without a network: the real embeddings are made up, everything else is real."""
     from arcface_keras._files import write_json
     from arcface_keras.rehearse import rehearsal
@@ -367,7 +367,8 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch, seconds_a_row: float) -> list[d
             vectors = np.random.default_rng(0).normal(size=(rows, 8))
             Embeddings.normalized(ids, vectors).save(run.embeddings)
             write_json(run.listings, {"titles": ["x"] * rows, "phashes": [""] * rows})
-            record_stage(run, made, "embed", {}, 1.0)
+            broken = dict.fromkeys(ids[: round(rows * (1 - readable))], "it is broken")
+            record_stage(run, made, "embed", {"unreadable": broken}, 1.0)
             seconds["embed"] = 2.0 + seconds_a_row * rows
         made = RunConfig.load(run.run_json)
         pipeline.match(made)
@@ -403,6 +404,17 @@ def test_rehearsal_carries_the_embedding_on_and_says_so(
     assert result.problems == []
     assert "* embed carried on from 20 rows in proportion" in result.text()
     assert "200*" in result.text()
+
+
+def test_rehearsal_finds_it_a_problem_that_no_photo_can_be_read(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_trials(monkeypatch, 0.01, readable=0.1)
+    assert rehearse.rehearse(config, rows=40).problems == []
+    fake_trials(monkeypatch, 0.01, readable=0.0)
+    assert rehearse.rehearse(config, rows=40).problems == [
+        "40 rows: no photo could be read, the first because it is broken"
+    ]
 
 
 def test_rehearsal_over_the_limit_fails_loudly(
