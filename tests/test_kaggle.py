@@ -19,6 +19,7 @@ from arcface_keras.cli import main
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.kernel import lay_out, predict
+from arcface_keras.rehearse.trial import run_trial
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.submit import read_submission
 
@@ -441,6 +442,13 @@ def test_rehearsal_over_the_limit_fails_loudly(
 def test_rehearsal_options_are_checked(options: dict, message: str, config: RunConfig) -> None:
     with pytest.raises(ValueError, match=message):
         rehearse.rehearse(config, **options)
+
+
+def test_trial_that_fails_says_why_without_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"with 7 rows. Received: exit status 1: a run folder must hold run\.json"
+    ):
+        run_trial({"stages": ["match", "submit"], "work": str(tmp_path)}, 7)
 
 
 @pytest.mark.slow

@@ -274,6 +274,13 @@ def test_report_of_a_folder_without_matches_names_the_stage(tmp_path: Path) -> N
         report(config)
 
 
+def test_report_of_other_metrics_names_the_file(tmp_path: Path) -> None:
+    config = make_run(tmp_path, labelled=True)
+    write_json(RunFolder(Path(config.out)).metrics, [])
+    with pytest.raises(ValueError, match=r"metrics\.json must hold one object. Received: list"):
+        report(config)
+
+
 def test_report_of_another_catalogue_is_refused(labelled: tuple[RunConfig, Path], tmp_path: Path) -> None:
     csv, images = write_catalogue(tmp_path, range(3), 2, prefix="other")
     with pytest.raises(ValueError, match="test must be the file that was embedded"):
