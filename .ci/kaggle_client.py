@@ -1,7 +1,7 @@
 """Kaggle's own client on a bundle, up to its first request, of which none is sent: `kaggle_client.py BUNDLE`.
 
 The client reads and checks the metadata and collects the files before it asks the server for anything. It
-comes with `pip install kaggle`; no account is needed.
+comes with `pip install kaggle six` (it needs six without saying so); no account is needed.
 """
 
 import os

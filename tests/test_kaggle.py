@@ -18,7 +18,7 @@ from arcface_keras.bundle.fields import dataset_faults, kernel_faults, model_fau
 from arcface_keras.cli import main
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.kernel import lay_out, predict
+from arcface_keras.kernel import lay_out, predict, public_facts
 from arcface_keras.rehearse.trial import run_trial
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.submit import read_submission
@@ -115,6 +115,20 @@ def test_bundle_tells_nothing_of_the_machine(bundled: Path, config: RunConfig) -
     own = str(Path(config.out).parent)
     for path in bundled.glob("*/*.json"):
         assert own not in path.read_text("utf-8"), path.name
+
+
+def test_public_facts_hold_no_address_of_a_cluster(config: RunConfig) -> None:
+    content = json.loads(RunFolder(Path(config.out)).run_json.read_text("utf-8"))
+    content["config"]["address"] = "10.1.2.3:6379"
+    assert "10.1.2.3" not in json.dumps(public_facts(content))
+
+
+@pytest.mark.parametrize("engine", ["faiss_flat", "ray_pruned"])
+def test_bundle_warns_of_an_engine_that_the_kernel_lacks(
+    engine: str, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle(config.replace(engine=engine), to=tmp_path / "bundle", owner="somebody")
+    assert f"the engine {engine} is not in Kaggle's image" in caplog.text
 
 
 @pytest.mark.parametrize(
