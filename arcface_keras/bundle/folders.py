@@ -20,7 +20,7 @@ __all__ = ["Bundle", "bundle"]
 
 logger = logging.getLogger(__name__)
 
-_ABSENT_ENGINES = ("faiss_flat",)
+_ABSENT_ENGINES = ("faiss_flat", "ray", "ray_pruned")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Bundle:
 
     @property
     def commands(self) -> str:
-        """What to type next, one command a line; the client is Kaggle's own (`pip install kaggle`)."""
+        """What to type next, one command a line; the client is Kaggle's own (`pip install kaggle six`)."""
         owner, name = self.names.owner, self.names.name
         return "\n".join(
             [

@@ -62,9 +62,11 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
         ImageError: the file is absent, unreadable, empty, truncated, no image, or has more than `max_pixels`.
         RemoteError: the server behind a URL cannot be reached, or refuses: no fault of this photo.
         ValueError: `image_size` or `max_pixels` is no positive integer.
+        ImportError: Pillow is missing; a photo is not to blame for that.
     """
     check_count("image_size", image_size)
     check_count("max_pixels", max_pixels)
+    _require_pillow()
     try:
         with _open_regular(path) as file:
             image = _open_image(file, path, max_pixels)
@@ -78,6 +80,13 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
         raise ImageError(path, f"the image cannot be read ({error.strerror or error})") from error
     except Exception as error:  # decoders meet strangers' bytes and raise whatever they stumble over
         raise ImageError(path, f"the image is broken ({type(error).__name__}: {error})") from error
+
+
+def _require_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ImportError("reading photos needs Pillow: pip install 'pillow>=10.3'.") from error
 
 
 def _open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

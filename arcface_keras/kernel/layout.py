@@ -27,6 +27,7 @@ _LOCAL = [
     "workers",
     "resume",
     "embed_engine",
+    "address",
 ]
 _TRAINING_FACTS = ("listings", "groups", "views", "folds", "finished", "seconds")
 
