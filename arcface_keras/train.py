@@ -107,8 +107,7 @@ class _Photos:
 
     def metadata(self) -> dict[str, Any]:
         config = self.config
-        facts = {"backbone": config.backbone, "pooling": config.pooling, "flip_average": config.flip_average}
-        return facts if config.pixel_range == "auto" else facts | {"pixel_range": config.pixel_range}
+        return {"backbone": config.backbone, "pooling": config.pooling, "flip_average": config.flip_average}
 
 
 def new_embedder(config: RunConfig) -> keras.Model:
