@@ -1,9 +1,10 @@
 """The stage `train` of either kind of listings: an embedder, and held-out embeddings for the threshold."""
 
+import contextlib
 import importlib.util
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -114,13 +115,8 @@ def _train(kind: Kind, run: RunFolder, journal: Journal) -> None:
             held_out = _held_out(kind, workshop, embedder, history)
     finally:
         keras.config.set_dtype_policy(policy)
-    begin_stage(run, "train")
-    write_folds(run.folds, catalogue.posting_ids, material.folds)
-    save_embedder(embedder, run.embedder, _metadata(kind, material, kept))
-    write_history(run.history, history)
-    save_held_out(run.held_out, held_out)
-    save_held_out(run.held_out_untrained, _untrained(config, material))
-    draw_history(run.history_picture, history)
+    with _explained(run):
+        _write(kind, run, embedder, material, kept, history, held_out)
     outcome = {
         "listings": len(catalogue),
         "groups": len(material.classes),
@@ -131,6 +127,40 @@ def _train(kind: Kind, run: RunFolder, journal: Journal) -> None:
     }
     record_stage(run, config.replace(resume=False), "train", outcome, time.perf_counter() - started)
     journal.discard()
+
+
+@contextlib.contextmanager
+def _explained(run: RunFolder) -> Iterator[None]:
+    """Say of files that can not be written that what was learnt is safe."""
+    try:
+        yield
+    except OSError as error:
+        # HDF5 says the number of the system's error in its message alone.
+        raise OSError(
+            error.errno or 0,
+            f"the run folder must be writable and have room for what a training leaves. Received: {error}. "
+            "All is learnt and in the checkpoint: `train --resume` writes it.",
+            error.filename or str(run.path),
+        ) from error
+
+
+def _write(
+    kind: Kind,
+    run: RunFolder,
+    embedder: keras.Model,
+    material: Material,
+    kept: np.ndarray,
+    history: list[HistoryRow],
+    held_out: list[HeldOut],
+) -> None:
+    config, catalogue = kind.config, material.catalogue
+    begin_stage(run, "train")
+    write_folds(run.folds, catalogue.posting_ids, material.folds)
+    save_embedder(embedder, run.embedder, _metadata(kind, material, kept))
+    write_history(run.history, history)
+    save_held_out(run.held_out, held_out)
+    save_held_out(run.held_out_untrained, _untrained(config, material))
+    draw_history(run.history_picture, history)
 
 
 def _resumed(config: RunConfig, journal: Journal, facts: dict[str, Any]) -> bool:

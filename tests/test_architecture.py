@@ -11,7 +11,7 @@ import arcface_keras
 
 PACKAGE = Path(arcface_keras.__file__).parent
 STREET = """
-    _version _checks _fields _cores _files _progress _native_log reference metrics shards embeddings
+    _version _checks _fields _cores _files _memory _progress _native_log reference metrics shards embeddings
     listings held_out gallery heads cleaning losses schedules backbones models data recipes config facts
     run_folder inference features feature_cache training training_folds fitting parts train_stage train
     embed_source embed_shards embed neighbors text text_training hashing units postprocess pairs calibrate

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tiny_backbone
 
-from arcface_keras import fitting, parts
+from arcface_keras import fitting, parts, train_stage
 from arcface_keras.config import RunConfig
 from arcface_keras.data.perceptual import perceptual_hash
 from arcface_keras.heads import HEADS
@@ -374,6 +374,28 @@ def test_train_that_can_not_write_says_so_and_keeps_the_checkpoint(
     assert Journal(folder).load("embedder") is not None
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     train(config.replace(resume=True))
+
+
+@pytest.mark.slow
+def test_train_that_can_not_write_its_results_goes_on_with_writing_alone(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("Unable to write (errno = 28, error message = 'No space left on device')")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_stage, "save_embedder", full)
+        with pytest.raises(
+            OSError,
+            match=r"room for what a training leaves. Received: .*No space left.*`train --resume` writes",
+        ):
+            train(config)
+    assert not RunFolder(Path(config.out)).embedder.exists()
+    monkeypatch.setattr(fitting, "run_course", lambda *a, **k: pytest.fail("learnt again"))
+    run = train(config.replace(resume=True))
+    assert load_held_out(run.held_out)
+    assert [row["stage"] for row in rows(run)] == ["top"] * 2 + ["whole"] * 3
+    assert not (run.path / "checkpoint").exists()
 
 
 @pytest.mark.slow

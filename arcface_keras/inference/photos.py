@@ -1,11 +1,13 @@
 """The loop from files to rows: read ahead, one compiled function, one shape of batch."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arcface_keras._checks import check_count
+from arcface_keras._memory import explain_memory
 from arcface_keras.data.images import image_dataset
 from arcface_keras.inference.base import output_widths, view_function
 from arcface_keras.inference.engines import find_engine
@@ -70,16 +72,20 @@ class PhotoEmbedder:
         Returns:
             For each output of the model float32 (n, D) with rows of length 1, or shorter where two views
             are averaged.
+
+        Raises:
+            MemoryError: a batch does not fit; its first files are named.
         """
         rows = np.zeros((len(paths), sum(self.widths)), np.float32)
         at = 0
-        # Some convolution kernels of TensorFlow refuse an empty batch, so the network never sees one.
-        for batch in self._batches(paths, unreadable) if len(paths) else ():
-            count = min(len(batch), len(paths) - at)
-            rows[at : at + count] = batch[:count]
-            at += count
-            if bar is not None:
-                bar.update(count)
+        with explain_memory(lambda: [Path(path).name for path in paths[at : at + self._batch_size]]):
+            # Some convolution kernels of TensorFlow refuse an empty batch, so the network never sees one.
+            for batch in self._batches(paths, unreadable) if len(paths) else ():
+                count = min(len(batch), len(paths) - at)
+                rows[at : at + count] = batch[:count]
+                at += count
+                if bar is not None:
+                    bar.update(count)
         rows[list(unreadable or ())] = 0.0
         return np.split(rows, np.cumsum(self.widths)[:-1], axis=1)
 

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arcface_keras._checks import check_count
+from arcface_keras._memory import explain_memory
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.inference import output_widths
 from arcface_keras.models import load_model, read_metadata
@@ -58,7 +60,8 @@ class TitleEmbedder:
         order = np.argsort(lengths, kind="stable")[blank:]
         for start in range(0, len(order), self.batch_size):
             part = order[start : start + self.batch_size]
-            rows[part] = self._rows(padded([numbers[row] for row in part], self.tokens.pieces.pad))
+            with explain_memory(partial(_some, titles, part)):
+                rows[part] = self._rows(padded([numbers[row] for row in part], self.tokens.pieces.pad))
             if bar is not None:
                 bar.update(len(part))
         if empty is not None:
@@ -88,6 +91,10 @@ class TitleEmbedder:
             signature = [tf.TensorSpec((None, None), tf.int32, name="token_ids")]
             self._run = tf.function(outputs, input_signature=signature, jit_compile=False)
         return self._run(tf.constant(batch)).numpy()
+
+
+def _some(titles: Sequence[str], rows: np.ndarray) -> list[str]:
+    return [repr(titles[row]) for row in rows]
 
 
 def load_title_embedder(path: str | os.PathLike[str], *, batch_size: int = 64) -> TitleEmbedder:
