@@ -245,6 +245,12 @@ class RunConfig:
         return (default if self.embedding_size is None else self.embedding_size) or None
 
     @property
+    def backbone_name(self) -> str:
+        """The backbone, without the folder that one from a folder or file lies in."""
+        kind, colon, path = self.backbone.partition(":")
+        return f"{kind}:{Path(path).name}" if colon else kind
+
+    @property
     def ramp(self) -> float:
         """Epochs over which the learning rate of the whole network rises."""
         default = 0.0 if self.modality == "image" else 0.1 * self.epochs

@@ -107,7 +107,11 @@ class _Photos:
 
     def metadata(self) -> dict[str, Any]:
         config = self.config
-        return {"backbone": config.backbone, "pooling": config.pooling, "flip_average": config.flip_average}
+        return {
+            "backbone": config.backbone_name,
+            "pooling": config.pooling,
+            "flip_average": config.flip_average,
+        }
 
 
 def new_embedder(config: RunConfig) -> keras.Model:

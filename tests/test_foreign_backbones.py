@@ -11,6 +11,7 @@ import pytest
 from keras import layers
 
 from arcface_keras.backbones import PIXEL_RANGES, build_backbone
+from arcface_keras.bundle import bundle
 from arcface_keras.config import RunConfig
 from arcface_keras.embed import embed
 from arcface_keras.embeddings import Embeddings
@@ -18,6 +19,7 @@ from arcface_keras.models import (
     build_embedder,
     load_model,
     load_portable,
+    read_metadata,
     rebuild_embedder,
     save_embedder,
     write_portable,
@@ -133,8 +135,8 @@ def test_preset_without_keras_hub_says_how_to_install_it(
         build_backbone("hub:absent", SIZE, pixel_range="unit")
 
 
-def test_file_goes_through_train_and_embed(
-    catalogue: Callable[..., tuple[Path, Path]], tmp_path: Path
+def test_file_goes_through_train_embed_and_bundle(
+    catalogue: Callable[..., tuple[Path, Path]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train_csv, images = catalogue(range(8), 3, prefix="train")
     convolving().save(tmp_path / "own.keras")
@@ -159,6 +161,14 @@ def test_file_goes_through_train_and_embed(
     rows = Embeddings.load(run.embeddings).rows
     assert rows.shape == (24, 8)
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
+    made = bundle(config, to=tmp_path / "bundle", owner="somebody").path / "model"
+    (tmp_path / "own.keras").unlink()
+    rebuilt, kept = load_portable(made), load_model(run.embedder)
+    np.testing.assert_allclose(rebuilt(PIXELS), kept(PIXELS), rtol=1e-5, atol=1e-6)
+    assert json.loads((made / "embedder.json").read_text())["recipe"]["backbone"] == "keras:own.keras"
+    assert str(tmp_path) not in (made / "run.json").read_text() + (made / "embedder.json").read_text()
+    assert read_metadata(made / "embedder.keras")["backbone"] == "keras:own.keras"
+    assert "the training kernel will lack its backbone" in caplog.text
 
 
 @pytest.mark.parametrize(
