@@ -23,10 +23,9 @@ from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import evaluate_matches, format_table, row_f1, self_only_f1
 from arcface_keras.fitting import fit_top, fit_whole
-from arcface_keras.heads import HEADS
-from arcface_keras.heads.create import create_head
 from arcface_keras.models import split_embedder
 from arcface_keras.neighbors import NeighborGraph, find_neighbors
+from arcface_keras.parts import make_head
 from arcface_keras.text import TitleVectorizer, find_text_neighbors
 from arcface_keras.text_training.encoders import new_title_embedder
 from arcface_keras.text_training.features import title_features
@@ -104,7 +103,7 @@ def compare(split: Split, options: argparse.Namespace, seed: int) -> list[dict[s
     config = RunConfig(
         modality="text",
         text_encoder=options.encoder,
-        dropout=0.0,
+        recipe="titles",
         epochs=options.epochs,
         learning_rate=options.learning_rate,
         seed=seed,
@@ -121,11 +120,20 @@ def compare(split: Split, options: argparse.Namespace, seed: int) -> list[dict[s
     lines.append(score("encoder untouched", lambda part: cosine_graph(seen[id(part)]), split, passed))
 
     def head(name: str) -> keras.Layer:
-        return create_head(HEADS, name, counts, s=config.s, m=config.m)
+        return make_head(config.replace(head=name), counts, -(-len(labels) // config.top_batch_size))
 
     def top(name: str, neck: keras.Model, layer: keras.Layer) -> None:
         start = time.process_time()
-        fit_top(neck, layer, learn[None], labels, epochs=60, learning_rate=1e-3, batch_size=128, seed=seed)
+        fit_top(
+            neck,
+            layer,
+            learn[None],
+            labels,
+            epochs=config.top_epochs,
+            learning_rate=config.top_learning_rate,
+            batch_size=config.top_batch_size,
+            seed=seed,
+        )
         cpu = passed + time.process_time() - start
 
         def graph(part: Part) -> NeighborGraph:
