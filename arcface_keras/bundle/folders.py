@@ -111,7 +111,11 @@ def _write_dataset(folder: Path, config: RunConfig, facts: dict[str, Any]) -> No
     if config.weights == "none":
         return
     from arcface_keras.backbones import build_backbone
+    from arcface_keras.backbones.foreign import is_foreign
 
+    if is_foreign(config.backbone):
+        logger.warning("the training kernel will lack its backbone, which is no part of this package")
+        return
     try:
         backbone = build_backbone(config.backbone, weights=config.weights)
     except ValueError as error:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arcface_keras._checks import check_count
+from arcface_keras._memory import explain_memory
 from arcface_keras.data.images import image_dataset
 from arcface_keras.data.remote import RemoteError
 from arcface_keras.inference.base import output_widths, view_function
@@ -108,18 +110,20 @@ class PhotoEmbedder:
 
         Raises:
             RemoteError: the photos are behind a URL that cannot be reached.
+            MemoryError: a batch does not fit; its first files are named.
         """
         rows = np.zeros((len(paths), sum(self.widths)), np.float32)
         failures: list[RemoteError] = []
         at = 0
         try:
-            # Some convolution kernels of TensorFlow refuse an empty batch, so the network never sees one.
-            for batch in self._batches(paths, unreadable, failures) if len(paths) else ():
-                count = min(len(batch), len(paths) - at)
-                rows[at : at + count] = batch[:count]
-                at += count
-                if bar is not None:
-                    bar.update(count)
+            with explain_memory(lambda: [Path(path).name for path in paths[at : at + self._batch_size]]):
+                # Some convolution kernels of TensorFlow refuse an empty batch: the network never sees one.
+                for batch in self._batches(paths, unreadable, failures) if len(paths) else ():
+                    count = min(len(batch), len(paths) - at)
+                    rows[at : at + count] = batch[:count]
+                    at += count
+                    if bar is not None:
+                        bar.update(count)
         except Exception:
             if failures:
                 raise failures[0] from None

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arcface_keras._checks import check_count
+from arcface_keras._memory import explain_memory
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.inference import output_widths
 from arcface_keras.models import load_model, read_metadata
@@ -59,7 +61,8 @@ class TitleEmbedder:
         order = np.argsort(lengths, kind="stable")[blank:]
         for start in range(0, len(order), self.batch_size):
             part = order[start : start + self.batch_size]
-            rows[part] = self._rows(padded([numbers[row] for row in part], self.tokens.pieces.pad))
+            with explain_memory(partial(_some, titles, part)):
+                rows[part] = self._rows(padded([numbers[row] for row in part], self.tokens.pieces.pad))
             if bar is not None:
                 bar.update(len(part))
         if empty is not None:
@@ -109,6 +112,10 @@ class TitleRecipe:
         """Called with titles and a dictionary for the empty ones, it gives one array for each output."""
         embedder = TitleEmbedder(model, TitleTokens.from_dict(self.tokens), batch_size=self.batch_size)
         return lambda titles, empty: embedder(titles, empty=empty)
+
+
+def _some(titles: Sequence[str], rows: np.ndarray) -> list[str]:
+    return [repr(titles[row]) for row in rows]
 
 
 def load_title_embedder(path: str | os.PathLike[str], *, batch_size: int = 64) -> TitleEmbedder:
