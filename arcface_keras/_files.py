@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 @contextmanager
@@ -39,6 +39,13 @@ def open_npz(path: Path) -> Iterator[Any]:
             yield file
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"an .npz file must be whole. Received: {path}: {error}") from error
+
+
+@contextmanager
+def text_writer(path: str | Path) -> Iterator[TextIO]:
+    """Open a UTF-8 text file to write piece by piece, atomically, with the newlines as they are."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -77,6 +77,21 @@ def ray_session(address: str | None = None, *, cpus: int | None = None) -> Itera
         ray.shutdown()
 
 
+def is_on_ray(engine: str) -> bool:
+    """Whether an engine works on a cluster."""
+    return engine.startswith("ray")
+
+
+@contextmanager
+def session_of(engine: str, address: str | None = None) -> Iterator[None]:
+    """A session of Ray for an engine that needs one, shared by its searches; see `ray_session`."""
+    if not is_on_ray(engine):
+        yield
+        return
+    with ray_session(address):
+        yield
+
+
 def worker_environment() -> dict[str, Any]:
     """The `runtime_env` of a session: BLAS with one thread a task, and this package where it is a checkout.
 

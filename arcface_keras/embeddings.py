@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arcface_keras._files import atomic_path, open_npz
+from arcface_keras._scratch import scratch_array
 from arcface_keras.shards import SHARD_ROWS, ShardWriter, open_shards
 
 UNIT_TOLERANCE = 1e-3
@@ -143,8 +144,13 @@ class Embeddings:
         writer.finish(self.ids)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Embeddings":
+    def load(cls, path: str | Path, memory_mb: float | None = None) -> "Embeddings":
         """Read what `save` or the stage `embed` wrote; rows of float16 are normalised again in float32.
+
+        Args:
+            path: folder or `.npz`.
+            memory_mb: rows of a folder that take more lie in a scratch file there, and come into memory as
+                they are used; None for all in memory.
 
         Raises:
             ValueError: a missing, incomplete or inconsistent artefact, or a shard that is missing, cut off or
@@ -158,10 +164,11 @@ class Embeddings:
                     raise ValueError(f"{path} must hold embeddings. Received: no {sorted(missing)} in it.")
                 return cls(json.loads(file["ids"].tobytes()), file["rows"])
         shards = open_shards(path, verify=True)
-        rows = np.empty((shards.rows, shards.dim), dtype=np.float32)
+        rows = scratch_array((shards.rows, shards.dim), np.float32, memory_mb, path)
         for start, shard in zip(shards.starts, shards, strict=True):
-            rows[start : start + len(shard)] = shard
-        return cls(tuple(shards.ids), rows if shards.dtype == rows.dtype else normalized_rows(rows))
+            same = shards.dtype == rows.dtype
+            rows[start : start + len(shard)] = shard if same else normalized_rows(shard.astype(np.float32))
+        return cls(tuple(shards.ids), rows)
 
 
 def check_ids(ids: Any) -> tuple[str, ...]:

@@ -1,29 +1,34 @@
 """The stage `match`: embeddings in, matches above an honest threshold out."""
 
 import logging
+import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from arcface_keras._checks import check_number
 from arcface_keras._files import read_json, write_json
-from arcface_keras.calibrate import Calibration, calibrate_threshold, expected_score
+from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.listings import Listings, column_or_none
+from arcface_keras.match_shards import match_shards, works_on_shards, zero_rows
+from arcface_keras.matching_plan import Matches, plan_matches
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.neighbors.auto import engine_taken
+from arcface_keras.neighbors.graph_shards import GraphShards
 from arcface_keras.pairs import PairClassifier
-from arcface_keras.postprocess.apply import Step, split_step
+from arcface_keras.postprocess.apply import Step
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage
-from arcface_keras.signals import SearchOptions, apply_listing_steps, fit_steps, is_open, parse_steps
+from arcface_keras.run_graphs import remove_graph
+from arcface_keras.shards import Shards, open_shards
+from arcface_keras.signals import SearchOptions, apply_listing_steps, is_open, parse_steps
 from arcface_keras.signals.columns import check_columns
-from arcface_keras.signals.fit import check_steps, deciding_places, rows_to_calibrate_for
+from arcface_keras.signals.fit import check_steps
 
 __all__ = [
     "Matches",
@@ -38,34 +43,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Matches:
-    """What matching found.
-
-    Attributes:
-        graph: the matches, each listing itself first.
-        ranking: the best of every listing, whatever their similarity: after the steps, or, where a step
-            decides what matches, before that step.
-        threshold: the similarity from which on a pair matches; None where a step decides.
-        calibration: what the threshold rests on; None where it was given, or a step decides.
-        steps: names and options, those that were left open as they were chosen.
-        expected_f1: mean row F1 that held-out groups promise; None where none were asked. Of a classifier's
-            probabilities it is an upper bound, as it takes no account of the size of the catalogue.
-        decision: what decides, in words.
-        recall: measured share of the true neighbours that the search found, the lowest where a step searched
-            again.
-    """
-
-    graph: NeighborGraph
-    ranking: NeighborGraph
-    threshold: float | None
-    calibration: Calibration | None
-    steps: list[tuple[str, dict[str, Any]]]
-    expected_f1: float | None
-    decision: str
-    recall: float | None
-
-
 def match_embeddings(
     embeddings: Embeddings,
     held_out: Sequence[HeldOut] = (),
@@ -75,7 +52,7 @@ def match_embeddings(
     threshold: float | None = None,
     memory_mb: int = 1024,
     progress: bool = False,
-) -> Matches:
+) -> Matches[NeighborGraph]:
     """Match listings by their embeddings alone; see `match_listings`.
 
     Args:
@@ -96,7 +73,7 @@ def match_listings(
     search: SearchOptions | None = None,
     steps: Sequence[Step] = (),
     threshold: float | None = None,
-) -> Matches:
+) -> Matches[NeighborGraph]:
     """Match listings by their embeddings, and by titles and hashes where steps say so.
 
     Args:
@@ -114,55 +91,29 @@ def match_listings(
     Raises:
         ValueError: neither a threshold nor held-out listings, or a step is left open without the latter.
     """
-    search, steps = search or SearchOptions(), list(steps)
-    if threshold is not None:
-        threshold = check_number("threshold", threshold)
-    places = deciding_places(steps)
-    fitted = None
-    if not held_out and is_open(steps):
-        raise ValueError(f"steps left open need held-out listings. Received: none, steps={steps}.")
-    if not held_out and threshold is None and not places:
-        raise ValueError("matching needs a threshold or held-out listings. Received: neither.")
-    check_columns(listings, held_out, steps)
-    if held_out and (threshold is None or is_open(steps)):
-        fitted = fit_steps(steps, held_out, len(listings), search)
-        steps = list(fitted.steps)
+    search = search or SearchOptions()
+    check_columns(listings, held_out, list(steps))
+    plan = plan_matches(steps, held_out, len(listings), search, threshold)
+    first, threshold = plan.first_deciding, plan.threshold
     candidates = search.neighbors(listings.embeddings)
-    ranking = apply_listing_steps(candidates, listings, steps[: places[0]] if places else steps, search)
-    graph = apply_listing_steps(ranking, listings, steps[places[0] :], search) if places else ranking
-    n_rows = rows_to_calibrate_for(steps, len(listings))
-    calibration, expected = None, None
-    if threshold is None and not places and fitted is not None:
-        calibration = calibrate_threshold(fitted.parts, n_rows, memory_mb=search.memory_mb)
-        threshold, expected = calibration.threshold, calibration.expected_f1
-    elif fitted is not None and threshold is None:
-        expected = expected_score(fitted.parts, n_rows)
-    cut = places and threshold is not None
-    decision = _decision([split_step(step) for step in steps], places, calibration)
-    decision += ", and the threshold that was given cuts what it leaves" if cut else ""
+    ranking = apply_listing_steps(candidates, listings, plan.steps[:first], search)
+    graph = ranking
+    if first is not None:
+        graph = apply_listing_steps(ranking, listings, plan.steps[first:], search)
     if threshold is not None:
-        if graph.threshold is not None and not places:
+        if graph.threshold is not None and first is None:
             threshold = max(threshold, graph.threshold)
         graph = graph.keep(graph.similarities >= np.float32(threshold), threshold=threshold)
-    done = [split_step(step) for step in steps]
     recall = min((each.recall for each in (candidates, ranking) if each.recall is not None), default=None)
-    return Matches(graph, ranking, threshold, calibration, done, expected, decision, recall)
-
-
-def _decision(
-    steps: Sequence[tuple[str, dict[str, Any]]], places: Sequence[int], calibration: Calibration | None
-) -> str:
-    if places:
-        name, options = steps[places[-1]]
-        shown = ",".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, dict))
-        written = f"{name}:{shown}" if shown else name
-        return f"the step {written} decides, because steps name it, and no step after it brings new pairs"
-    if calibration is None:
-        return "the threshold that was given"
-    for_whom = "" if calibration.n_rows == 1 else f", for {calibration.n_rows} listings"
-    return (
-        f"a threshold chosen on {calibration.n_calibration} listings, of groups that the networks that "
-        f"embedded them never saw{for_whom}"
+    return Matches(
+        graph,
+        ranking,
+        threshold,
+        plan.calibration,
+        plan.steps,
+        plan.expected_f1,
+        plan.decision,
+        recall,
     )
 
 
@@ -186,57 +137,67 @@ def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[Hel
     )
 
 
-def match(config: RunConfig, *, progress: bool = False) -> Matches:
+def match(config: RunConfig, *, progress: bool = False) -> Matches[Any]:
     """Match the embedded listings of a run; writes `neighbors.npz`, `ranking.npz` and `metrics.json`.
 
-    The threshold stands in the latter; the ranking holds the candidates before it.
+    The threshold stands in the latter; the ranking holds the candidates before it. With an engine on Ray, and
+    no steps but query expansion, both graphs are folders of shards, `neighbors/` and `ranking/`, and no
+    process holds all rows or a whole graph.
 
     Raises:
         ValueError: a stage before this one has not run.
+        ImportError, ConnectionError: Ray is needed, and not there, or no cluster answers.
     """
     run = RunFolder(Path(config.out))
-    with run.exclusive():
+    with run.exclusive(), session_of(config.engine, config.address):
         return _match(config, run, progress)
 
 
-def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches:
+def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
     started = time.perf_counter()
     # A misspelt step must not strike out the matches that are there.
     steps = check_steps(parse_steps(config.steps))
     begin_stage(run, "match")
-    embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
+    rows = open_shards(run.require(run.embeddings, "embed"))
     chooses = config.threshold is None or is_open(steps)
     held_out = []
     if chooses or run.held_out.exists():
         held_out = load_held_out(run.require(run.held_out, "train"))
-    listings = load_listings(run, embeddings, held_out)
-    matches = match_listings(
-        listings,
-        held_out,
-        search=search_options(config, progress),
-        steps=steps,
-        threshold=config.threshold,
-    )
-    matches.ranking.save(run.ranking)
-    matches.graph.save(run.neighbors)
-    unreadable = np.flatnonzero(~embeddings.rows.any(axis=1))
-    facts: dict[str, Any] = {
-        "threshold": matches.threshold,
-        "decision": matches.decision,
-        "expected_f1": matches.expected_f1,
-        "steps": [[name, _plain(options)] for name, options in matches.steps],
-        "engine": engine_taken(config.engine, len(embeddings), embeddings.dim),
-        "recall": matches.recall,
-        "listings": len(embeddings),
-        "pairs": int(matches.graph.counts.sum()) - len(embeddings),
-        "unreadable": [embeddings.ids[row] for row in unreadable],
-        "calibration": None if matches.calibration is None else asdict(matches.calibration),
-    }
+    search = search_options(config, progress)
+    matches: Matches[Any]
+    if works_on_shards(config.engine, steps):
+        plan = plan_matches(steps, held_out, rows.rows, search, config.threshold)
+        matches = match_shards(run, plan, search)
+    else:
+        listings = load_listings(run, Embeddings.load(run.embeddings, config.memory_mb), held_out)
+        matches = match_listings(listings, held_out, search=search, steps=steps, threshold=config.threshold)
+        for graph, file in ((matches.ranking, run.ranking), (matches.graph, run.neighbors)):
+            remove_graph(file)
+            graph.save(file)
+        shutil.rmtree(run.searches, ignore_errors=True)
+    facts = _facts(config, rows, matches)
     write_json(run.metrics, facts)
     record_stage(run, config, "match", {"steps": config.steps}, time.perf_counter() - started)
     shown = "" if matches.threshold is None else f"threshold {matches.threshold:.4f}, "
     logger.info("%s%d pairs: %s", shown, facts["pairs"], matches.decision)
     return matches
+
+
+def _facts(config: RunConfig, rows: Shards, matches: Matches[Any]) -> dict[str, Any]:
+    graph, ids = matches.graph, rows.ids
+    entries = graph.entries if isinstance(graph, GraphShards) else len(graph.indices)
+    return {
+        "threshold": matches.threshold,
+        "decision": matches.decision,
+        "expected_f1": matches.expected_f1,
+        "steps": [[name, _plain(options)] for name, options in matches.steps],
+        "engine": engine_taken(config.engine, rows.rows, rows.dim),
+        "recall": matches.recall,
+        "listings": rows.rows,
+        "pairs": entries - rows.rows,
+        "unreadable": [ids[row] for row in np.flatnonzero(zero_rows(rows))],
+        "calibration": None if matches.calibration is None else asdict(matches.calibration),
+    }
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from arcface_keras._files import read_json
 from arcface_keras.ablation import ablate_listings, ablation_table, draw_if_possible
+from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
 from arcface_keras.data.sample import sample_folder
@@ -27,6 +28,8 @@ from arcface_keras.match import (
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.ranking import write_ranking
 from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
+from arcface_keras.run_graphs import load_graph, open_graph, require_graph
+from arcface_keras.shards import open_shards
 from arcface_keras.submit import write_submission
 
 __all__ = [
@@ -100,10 +103,15 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Raises:
         ValueError: the listings have no label_group, or a stage before this one has not run.
     """
+    with session_of(config.engine, config.address):
+        return _evaluate(config)
+
+
+def _evaluate(config: RunConfig) -> list[Score]:
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     listings = _listings_to_match(config, labelled=True)
-    run.require(run.neighbors, "match")
+    require_graph(run, run.neighbors)
     labels, _ = encode_labels(listings.label_groups)
     scores: list[Score] = [
         {"name": "every listing alone", "threshold": None, "row_f1": self_only_f1(labels)},
@@ -154,17 +162,17 @@ def submit(config: RunConfig, *, progress: bool = False) -> Path:
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     if ranking_format(config) is not None:
-        return _submit_ranking(config, run, started, progress)
-    graph = NeighborGraph.load(run.require(run.neighbors, "match"))
-    ids = Embeddings.load(run.require(run.embeddings, "embed")).ids
-    write_submission(run.submission, ids, graph)
+        with session_of(config.engine, config.address):
+            return _submit_ranking(config, run, started, progress)
+    graph = open_graph(run, run.neighbors)
+    write_submission(run.submission, open_shards(run.require(run.embeddings, "embed")).ids, graph)
     record_stage(run, config, "submit", {}, time.perf_counter() - started)
     return run.submission
 
 
 def _submit_ranking(config: RunConfig, run: RunFolder, started: float, progress: bool) -> Path:
     form, ranking = look_up(config, run, progress=progress)
-    ids = Embeddings.load(run.require(run.embeddings, "embed")).ids
+    ids = open_shards(run.require(run.embeddings, "embed")).ids
     write_ranking(run.submission, ids, ranking.lists, form, known=ranking.gallery_names)
     facts = {
         "format": config.format,
@@ -218,7 +226,7 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Returns:
         The scores, or [] without labels.
     """
-    with RunFolder(Path(config.out)).exclusive():
+    with RunFolder(Path(config.out)).exclusive(), session_of(config.engine, config.address):
         return _run(config, progress)
 
 
@@ -266,8 +274,7 @@ def _listings_to_match(config: RunConfig, labelled: bool | None = None) -> Catal
 
 def _submitted(run: RunFolder, name: str, labels: np.ndarray) -> Score:
     """The score of the matches that `match` left and `submit` writes, not of others like them."""
-    graph = NeighborGraph.load(run.require(run.neighbors, "match"))
-    ranking = NeighborGraph.load(run.require(run.ranking, "match"))
+    graph, ranking = load_graph(run, run.neighbors), load_graph(run, run.ranking)
     return _score(name, graph, ranking, read_json(run.metrics)["threshold"], labels)
 
 

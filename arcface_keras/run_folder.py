@@ -90,6 +90,10 @@ class RunFolder:
         return self.path / "ranking.npz"
 
     @property
+    def searches(self) -> Path:
+        return self.path / "searches"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

@@ -1,14 +1,16 @@
 """submission.csv: every posting_id once, with its matches, itself first."""
 
 import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from arcface_keras._files import write_text
+from arcface_keras._files import text_writer
 from arcface_keras.embeddings import check_ids
 from arcface_keras.neighbors.graph import NeighborGraph
+from arcface_keras.neighbors.graph_shards import GraphShards
+from arcface_keras.neighbors.row_blocks import row_blocks
 
 COLUMNS = ["posting_id", "matches"]
 MOST_MATCHES = 50
@@ -16,15 +18,16 @@ _SHOWN = 20
 
 
 def write_submission(
-    path: str | Path, ids: Sequence[str], matches: NeighborGraph | Sequence[Sequence[str]]
+    path: str | Path, ids: Sequence[str], matches: NeighborGraph | GraphShards | Sequence[Sequence[str]]
 ) -> None:
     """Write a submission, under a temporary name that is then renamed.
 
     Args:
         path: the CSV file; its folder is made where it is missing.
         ids: the posting_ids of the test file, in its order.
-        matches: a graph over these ids, or for each id the list of its matches, best first. The best
-            `MOST_MATCHES` of a row are written, itself first (in a list it is moved to the front).
+        matches: a graph over these ids, in memory or in shards, or for each id the list of its matches, best
+            first. The best `MOST_MATCHES` of a row are written, itself first (in a list it is moved to the
+            front).
 
     Raises:
         ValueError: for ids that are empty, repeated or hold white space (which separates matches), for a list
@@ -37,19 +40,28 @@ def write_submission(
                 f"A posting_id must hold no white space, which separates matches. "
                 f"Received: ids[{position}]={name!r}."
             )
-    if isinstance(matches, NeighborGraph):
-        if not matches.includes_self or matches.n_rows != len(ids):
+    lists: Iterable[list[str]]
+    if isinstance(matches, NeighborGraph | GraphShards):
+        rows = matches.rows if isinstance(matches, GraphShards) else matches.n_rows
+        if not matches.includes_self or rows != len(ids):
             raise ValueError(
                 f"matches must be a graph of the {len(ids)} ids that includes self. Received: {matches!r}."
             )
-        lists = [row[:MOST_MATCHES] for row in matches.to_lists(ids)]
+        lists = _lists([matches] if isinstance(matches, NeighborGraph) else matches, ids)
     else:
         lists = _checked_lists(ids, matches)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows((name, " ".join(row)) for name, row in zip(ids, lists, strict=True))
-    write_text(path, buffer.getvalue())
+    with text_writer(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows((name, " ".join(row)) for name, row in zip(ids, lists, strict=True))
+
+
+def _lists(graphs: Iterable[NeighborGraph], ids: Sequence[str]) -> Iterator[list[str]]:
+    """The best ids of every row, a block of rows at a time: as Python objects a large graph is huge."""
+    for block in (block for graph in graphs for block in row_blocks(graph)):
+        columns = block.columns.tolist()
+        for start, stop in pairwise(block.heads.tolist()):
+            yield [ids[column] for column in columns[start : min(stop, start + MOST_MATCHES)]]
 
 
 def read_submission(path: str | Path, ids: Sequence[str] | None = None) -> dict[str, list[str]]:

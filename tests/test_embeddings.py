@@ -240,3 +240,24 @@ def test_embeddings_load_refuses_pickled_rows(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", rows=np.zeros((1, 1)))
     with pytest.raises(ValueError, match=r"x.npz must hold embeddings. Received: no \['ids'\]"):
         Embeddings.load(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_beyond_the_memory_lie_in_a_scratch_file_and_are_the_same(tmp_path: Path, dtype: str) -> None:
+    rows = normalized_rows(np.random.default_rng(0).normal(size=(300, 8)))
+    writer = ShardWriter(tmp_path, rows=300, dim=8, shard_rows=128, dtype=dtype)
+    for number in writer.missing:
+        writer.write(number, rows[writer.rows_of(number)])
+    writer.finish([f"p{i}" for i in range(300)])
+    names = sorted(path.name for path in tmp_path.iterdir())
+    inside, outside = Embeddings.load(tmp_path), Embeddings.load(tmp_path, memory_mb=0.001)
+    np.testing.assert_array_equal(outside.rows, inside.rows)
+    assert not is_mapped(inside.rows)
+    assert is_mapped(outside.rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def is_mapped(array: np.ndarray | None) -> bool:
+    while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
+        array = array.base
+    return isinstance(array, np.memmap)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from matching_contracts import check_step, clustered_rows
 
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.neighbors import NeighborGraph, find_neighbors, from_entries
+from arcface_keras.neighbors import NeighborGraph, find_neighbors, from_entries, row_blocks
 from arcface_keras.postprocess import (
     Cut,
     apply_steps,
@@ -126,6 +126,25 @@ def test_combine_with_embeddings_needs_no_floor() -> None:
     assert found.keys() == pairs_of(graphs[0]).keys() | pairs_of(graphs[1]).keys()
     for (i, j), similarity in found.items():
         assert similarity == pytest.approx((2 * cosines[0][i, j] + cosines[1][i, j]) / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        union,
+        lambda graphs: union(graphs, prefer="first"),
+        lambda graphs: combine(graphs, rule="probabilistic_sum"),
+        lambda graphs: combine(graphs, embeddings=two_signals()),
+        lambda graphs: piecewise(*graphs, [(0.2, 0.8), (0.7, 0.4)]),
+    ],
+)
+def test_signals_are_joined_the_same_a_few_rows_at_a_time(join: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [find_neighbors(signal, k=6) for signal in two_signals()]
+    whole = join(graphs)
+    monkeypatch.setattr(row_blocks, "BLOCK_ENTRIES", 30)
+    parted = join(graphs)
+    for array in ("indptr", "indices", "similarities"):
+        np.testing.assert_array_equal(getattr(parted, array), getattr(whole, array))
 
 
 def is_above(a: float, b: float, corners: list[tuple[float, float]]) -> bool:

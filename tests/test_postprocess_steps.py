@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_contracts import check_step, clustered_rows
 
+from arcface_keras._scratch import scratch_array
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.neighbors import NeighborGraph, find_neighbors, from_entries
+from arcface_keras.neighbors import NeighborGraph, find_neighbors, from_entries, row_blocks
 from arcface_keras.postprocess import (
     GROUP_SIZES,
     STEPS,
@@ -61,26 +62,39 @@ def scored_graphs(draw: st.DrawFn) -> tuple[NeighborGraph, Embeddings]:
 
 
 THRESHOLDS = st.integers(-8, 8).map(lambda value: value / 8)
+SOME: list[tuple[str, dict[str, Any]]] = [
+    ("mutual_filter", {"max_rank": 2}),
+    ("mutual_filter", {}),
+    ("chisel", {"sizes": {2: 1, 3: 1}}),
+    ("target_mean_size", {"mean": 2.2}),
+    ("connected_components", {"threshold": 0.4, "max_size": 4}),
+    ("tiered_agglomeration", {"merge": 0.9, "attach": 0.5, "pair": 0.0}),
+    ("k_reciprocal", {"k1": 3, "k2": 2}),
+    ("min2", {"threshold": 0.9, "floor": 0.0}),
+    ("neighborhood_blending", {"threshold": 0.9, "floor": 0.1}),
+    ("database_augmentation", {"sides": "gallery"}),
+    ("alpha_query_expansion", {"k": 3}),
+]
 
 
-@given(
-    listings(),
-    st.sampled_from(
-        [
-            ("mutual_filter", {"max_rank": 2}),
-            ("mutual_filter", {}),
-            ("chisel", {"sizes": {2: 1, 3: 1}}),
-            ("target_mean_size", {"mean": 2.2}),
-            ("connected_components", {"threshold": 0.4, "max_size": 4}),
-            ("tiered_agglomeration", {"merge": 0.9, "attach": 0.5, "pair": 0.0}),
-            ("k_reciprocal", {"k1": 3, "k2": 2}),
-            ("min2", {"threshold": 0.9, "floor": 0.0}),
-            ("neighborhood_blending", {"threshold": 0.9, "floor": 0.1}),
-            ("database_augmentation", {"sides": "gallery"}),
-            ("alpha_query_expansion", {"k": 3}),
-        ]
-    ),
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*SOME, ("cap", {"k": 3}), ("threshold", {"threshold": 0.4})],
+    ids=lambda value: str(value),
 )
+def test_step_does_the_same_a_few_rows_at_a_time(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embeddings = embed(60, duplicates=4, zeros=3)
+    graph = find_neighbors(embeddings, k=12)
+    whole = STEPS[name](graph, embeddings, **options)
+    monkeypatch.setattr(row_blocks, "BLOCK_ENTRIES", 30)
+    parted = STEPS[name](graph, embeddings, **options)
+    for array in ("indptr", "indices", "similarities"):
+        np.testing.assert_array_equal(getattr(parted, array), getattr(whole, array))
+
+
+@given(listings(), st.sampled_from(SOME))
 @QUICK
 def test_step_keeps_its_contract_on_any_listings(
     case: tuple[NeighborGraph, Embeddings], step: tuple[str, dict[str, Any]]
@@ -485,3 +499,22 @@ def test_new_search_of_a_graph_without_bounds_needs_its_own(name: str) -> None:
         apply_steps(graph, embeddings, [(name, options)])
     found = apply_steps(graph, embeddings, [(name, {**options, "search_k": 2})])
     assert found.counts.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["alpha_query_expansion", "database_augmentation"])
+def test_new_rows_beyond_the_memory_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = embed(4000, d=80)
+    graph = find_neighbors(embeddings, k=6)
+    inside = STEPS[name](graph, embeddings)
+    made: list[Any] = []
+
+    def small(shape: Any, dtype: Any, memory_mb: float | None) -> np.ndarray:
+        assert memory_mb == 1024, "the step's own budget reaches its rows"
+        made.append(scratch_array(shape, dtype, 0.1))
+        return made[-1]
+
+    monkeypatch.setattr(importlib.import_module("arcface_keras.postprocess.blend"), "scratch_array", small)
+    outside = STEPS[name](graph, embeddings)
+    assert [type(array) for array in made] == [np.memmap]
+    np.testing.assert_array_equal(outside.indices, inside.indices)
+    np.testing.assert_array_equal(outside.similarities, inside.similarities)

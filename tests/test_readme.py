@@ -1,4 +1,4 @@
-"""Every block of the README runs; the recipe of the training with one epoch of small photos."""
+"""Every block of the README and its pages runs; the recipe of the training with one epoch of small photos."""
 
 import os
 import re
@@ -11,7 +11,9 @@ import pytest
 from conftest import write_catalogue
 
 REPOSITORY = Path(__file__).parents[1]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (REPOSITORY / "README.md").read_text("utf-8"), re.M | re.S)
+PAGES = ("README.md", "docs/heads.md", "docs/training.md", "docs/matching.md")
+TEXT = "\n".join((REPOSITORY / page).read_text("utf-8") for page in PAGES)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 INSTALLS = [text for language, text in BLOCKS if language == "bash" and "pip install" in text]
 SHELL = [text for language, text in BLOCKS if language == "bash" and "pip install" not in text]
@@ -42,6 +44,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PYTHONPATH": package,
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/scale.md", "kaggle/README.md", "notebooks/README.md"])
+def test_links_of_a_page_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (REPOSITORY / page).read_text("utf-8"))
+    for link in links:
+        if not link.startswith("http"):
+            assert (REPOSITORY / page).parent.joinpath(link).exists(), f"{page} links to {link}"
 
 
 def test_readme_has_its_blocks() -> None:

@@ -8,7 +8,8 @@ from matching_contracts import clustered_rows
 
 from arcface_keras import submit
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.neighbors import find_neighbors
+from arcface_keras.neighbors import NeighborGraph, find_neighbors
+from arcface_keras.neighbors.graph_shards import GraphShardWriter, open_graph_shards
 from arcface_keras.submit import read_submission, write_submission
 
 
@@ -24,6 +25,23 @@ def test_submission_of_a_graph_reads_back(tmp_path: Path, n: int) -> None:
     assert list(found.values()) == [row[:50] for row in graph.to_lists(ids)]
     assert all(row[0] == name and len(row) <= 50 for name, row in found.items())
     assert [p.name for p in path.parent.iterdir()] == ["submission.csv"]
+
+
+def test_submission_of_shards_is_that_of_the_graph(tmp_path: Path) -> None:
+    ids = [f"p{i}" for i in range(130)]
+    graph = find_neighbors(np.random.default_rng(0).normal(size=(130, 3)), k=60)
+    writer = GraphShardWriter(tmp_path / "graph", rows=130, columns=130, shard_rows=50)
+    for number in writer.missing:
+        start, stop = writer.rows_of(number).start, writer.rows_of(number).stop
+        span = slice(start * 60, stop * 60)
+        indptr = graph.indptr[start : stop + 1] - start * 60
+        part = (indptr, graph.indices[span], graph.similarities[span])
+        writer.write(number, NeighborGraph(*part, 130, first_row=start))
+    write_submission(tmp_path / "whole.csv", ids, graph)
+    write_submission(tmp_path / "parted.csv", ids, writer.finish())
+    assert (tmp_path / "parted.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    with pytest.raises(ValueError, match=r"a graph of the 129 ids .* GraphShards\(130 rows in 3 shards"):
+        write_submission(tmp_path / "other.csv", ids[1:], open_graph_shards(tmp_path / "graph"))
 
 
 def test_submission_has_exactly_the_columns_and_bytes(tmp_path: Path) -> None:

@@ -79,9 +79,15 @@ class SampledCrossentropy(SmoothedCrossentropy):
     the first row of the batch with the same label; outside they have one per class. The loss tells the two
     by their width. The labels must be those the head was given, in the same order.
 
+    A class of the batch is always there, any other one with a probability p = (columns - batch) / n_classes.
+    `corrected` logits of drawn classes are larger by log(1 / p), so that the sum of exponentials is, on
+    average, that of all classes, and a sample trains as all classes do. Without it (Partial FC) the
+    negatives weigh less.
+
     Args:
         n_classes: Number of classes of the head.
         label_smoothing: As in `SmoothedCrossentropy`; in a training step spread over the drawn classes.
+        corrected: Let drawn classes stand for those that were not.
         **kwargs: `ignore_class`, `reduction`, `name`.
 
     Call arguments:
@@ -99,24 +105,36 @@ class SampledCrossentropy(SmoothedCrossentropy):
     Reference:
         An et al., "Partial FC: Training 10 Million Identities on a Single Machine", 2020,
         https://arxiv.org/abs/2010.05222, section 3.3; "Killing Two Birds with One Stone", 2022,
-        https://arxiv.org/abs/2203.15565, section 3.2.
+        https://arxiv.org/abs/2203.15565, section 3.2. Bengio and Senecal, "Adaptive Importance Sampling to
+        Accelerate Training of a Neural Probabilistic Language Model", 2008, section III.
     """
 
-    def __init__(self, n_classes: int, label_smoothing: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self, n_classes: int, label_smoothing: float = 0.0, corrected: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(label_smoothing, **kwargs)
         self.n_classes = check_count("n_classes", n_classes)
+        self.corrected = bool(corrected)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         if y_pred.shape[-1] == self.n_classes:
             return super().call(y_true, y_pred)
         ids, factor, _ = self.labels(y_true, self.n_classes)
-        row = sparse_cross_entropy(first_row_of_class(ids), y_pred)
+        weighted = y_pred + self._log_weights(y_pred) if self.corrected else y_pred
+        row = sparse_cross_entropy(first_row_of_class(ids), weighted)
         if self.label_smoothing:
             live = y_pred > MASKED / 2
             total = ops.sum(ops.where(live, y_pred, ops.zeros_like(y_pred)), axis=1)
-            spread = log_sum_exp(y_pred) - total / ops.sum(ops.cast(live, y_pred.dtype), axis=1)
+            spread = log_sum_exp(weighted) - total / ops.sum(ops.cast(live, y_pred.dtype), axis=1)
             row = (1.0 - self.label_smoothing) * row + self.label_smoothing * spread
         return counted_rows(row, factor)
 
+    def _log_weights(self, logits: Tensor) -> Tensor:
+        """Return log(1 / p) of every column, (1, columns): 0 of the batch's own classes, which come first."""
+        rows, columns = ops.shape(logits)[0], ops.arange(logits.shape[-1], dtype="int32")
+        others = ops.cast(logits.shape[-1] - rows, logits.dtype)
+        correction = ops.log(self.n_classes / ops.maximum(others, 1.0))
+        return ops.expand_dims(ops.where(columns < rows, ops.zeros_like(correction), correction), 0)
+
     def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"n_classes": self.n_classes}
+        return super().get_config() | {"n_classes": self.n_classes, "corrected": self.corrected}

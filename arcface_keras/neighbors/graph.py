@@ -9,6 +9,7 @@ import numpy as np
 
 from arcface_keras._files import atomic_path, open_npz
 from arcface_keras.neighbors.layout import cast_array, check_layout, check_order
+from arcface_keras.neighbors.row_blocks import kept_indptr, row_blocks, sorted_entries
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,7 +96,7 @@ class NeighborGraph:
             raise ValueError(f"mask must have shape {self.indices.shape}. Received: mask.shape={kept.shape}.")
         if self.includes_self:
             kept[self.indptr[:-1]] = True
-        indptr = np.concatenate([[0], np.cumsum(kept)])[self.indptr]
+        indptr = kept_indptr(self.indptr, kept)
         k = self.k if k is None else k
         threshold = self.threshold if threshold is None else threshold
         return NeighborGraph(
@@ -220,11 +221,29 @@ def from_entries(
     rows = np.asarray(rows, dtype=np.int64)
     columns = np.asarray(columns, dtype=np.int64)
     scores = np.asarray(similarities, dtype=np.float32) + np.float32(0)
-    other = (rows + first_row != columns) if includes_self else np.zeros(len(rows), dtype=bool)
-    order = np.lexsort((columns, -scores, other, rows))
+    order = sorted_entries(rows, columns, scores, rows + first_row if includes_self else None)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_rows))])
     return NeighborGraph(
         indptr, columns[order], scores[order], n_columns, includes_self, k, threshold, first_row=first_row
+    )
+
+
+def rescored(graph: NeighborGraph, similarities: np.ndarray) -> NeighborGraph:
+    """The pairs of a graph with other (entries,) similarities, sorted again; its threshold and recall go."""
+    indices, scores = np.empty_like(graph.indices), np.empty_like(graph.similarities)
+    for block in row_blocks(graph):
+        new = similarities[block.span].astype(np.float32) + np.float32(0)
+        own = block.rows + graph.first_row if graph.includes_self else None
+        order = sorted_entries(block.rows, block.columns, new, own)
+        indices[block.span], scores[block.span] = block.columns[order], new[order]
+    return NeighborGraph(
+        graph.indptr,
+        indices,
+        scores,
+        graph.n_columns,
+        graph.includes_self,
+        graph.k,
+        first_row=graph.first_row,
     )
 
 

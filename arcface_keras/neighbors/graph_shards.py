@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from arcface_keras._checks import check_count
 from arcface_keras._files import read_json, write_json
 from arcface_keras.neighbors.graph import NeighborGraph
+from arcface_keras.neighbors.row_blocks import joined_parts
 from arcface_keras.shards.files import MANIFEST, explained, file_digest, plain_name
 from arcface_keras.shards.planned import PlannedShards
 
@@ -152,6 +151,10 @@ class GraphShards:
         self.source: dict[str, Any] | None = manifest["source"]
         self._entries: list[dict[str, Any]] = manifest["shards"]
 
+    def __repr__(self) -> str:
+        asked = f"k={self.k}, threshold={self.threshold}, recall={self.recall}"
+        return f"GraphShards({self.rows} rows in {len(self)} shards, {self.columns} columns, {asked})"
+
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -180,12 +183,9 @@ class GraphShards:
 
     def to_graph(self) -> NeighborGraph:
         """The whole graph, in the memory of this process: 8 bytes an entry, twice while it is joined."""
-        blocks = list(self)
-        counts = np.concatenate([block.counts for block in blocks])
+        parts = [(block.counts, block.indices, block.similarities) for block in self]
         return NeighborGraph(
-            np.concatenate([[0], np.cumsum(counts)]),
-            np.concatenate([block.indices for block in blocks]),
-            np.concatenate([block.similarities for block in blocks]),
+            *joined_parts(parts),
             self.columns,
             self.includes_self,
             self.k,

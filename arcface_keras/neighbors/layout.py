@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from arcface_keras.neighbors.row_blocks import row_block, row_spans
+
 if TYPE_CHECKING:
     from arcface_keras.neighbors.graph import NeighborGraph
-
-_CHECK_ENTRIES = 1 << 20
 
 
 def cast_array(name: str, values: Any, dtype: Any) -> np.ndarray:
@@ -55,19 +55,14 @@ def check_layout(graph: "NeighborGraph") -> None:
 
 def check_order(graph: "NeighborGraph") -> None:
     """Blocks of rows at a time, so that checking a large graph needs little memory."""
-    start = 0
-    while start < graph.n_rows:
-        stop = int(np.searchsorted(graph.indptr, graph.indptr[start] + _CHECK_ENTRIES, side="right")) - 1
-        stop = min(max(stop, start + 1), graph.n_rows)
+    for start, stop in row_spans(graph.indptr):
         _check_rows(graph, start, stop)
-        start = stop
 
 
 def _check_rows(graph: "NeighborGraph", start: int, stop: int) -> None:
     indptr = graph.indptr[start : stop + 1]
-    span = slice(indptr[0], indptr[-1])
-    columns, scores = graph.indices[span].astype(np.int64), graph.similarities[span]
-    rows = np.repeat(np.arange(start, stop), np.diff(indptr))
+    block = row_block(graph, start, stop)
+    rows, columns, scores = block.rows, block.columns, block.similarities
     rest = np.ones(len(columns), dtype=bool)
     if graph.includes_self:
         heads = indptr[:-1] - indptr[0]

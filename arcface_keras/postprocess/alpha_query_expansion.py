@@ -41,20 +41,26 @@ def alpha_query_expansion(
         8th place of the Shopee competition (kaggle.com/c/shopee-product-matching/discussion/238125).
     """
     bounds = search_bounds("alpha_query_expansion", graph, search_k, search_threshold)
-    expanded = expand_embeddings(graph, embeddings, k=k, alpha=alpha)
+    expanded = expand_embeddings(graph, embeddings, k=k, alpha=alpha, memory_mb=memory_mb)
     return find_neighbors(expanded, **bounds, engine=engine, memory_mb=memory_mb, target_recall=target_recall)
 
 
 def expand_embeddings(
-    graph: NeighborGraph, embeddings: Embeddings, *, k: int = 5, alpha: float = 3.0
+    graph: NeighborGraph,
+    embeddings: Embeddings,
+    *,
+    k: int = 5,
+    alpha: float = 3.0,
+    memory_mb: float | None = None,
 ) -> Embeddings:
     """New unit rows: normalise(sum over the first k neighbours j of similarity_ij^alpha * row_j).
 
     Neighbours of negative similarity have weight 0; zero rows stay zero (Radenovic et al., Fine-tuning CNN
-    Image Retrieval with No Human Annotation, 2018).
+    Image Retrieval with No Human Annotation, 2018). Rows that take more than `memory_mb` lie in a scratch
+    file.
     """
     check_count("k", k)
     check_number("alpha", alpha, low=0)
     positive = np.maximum(graph.similarities.astype(np.float64), 0)
     weights = np.where((positive > 0) & (places(graph) < k), positive**alpha, 0.0)
-    return blend_rows(graph, embeddings, weights)
+    return blend_rows(graph, embeddings, weights, memory_mb)

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from arcface_keras.embeddings import Embeddings
+from arcface_keras._scratch import scratch_array
+from arcface_keras.embeddings import Embeddings, normalized_rows
 from arcface_keras.neighbors.graph import NeighborGraph, from_entries
 from arcface_keras.neighbors.search import find_neighbors
 from arcface_keras.postprocess.checks import check_listings
@@ -12,19 +13,23 @@ from arcface_keras.postprocess.checks import check_listings
 _BLOCK_ROWS = 4096
 
 
-def blend_rows(graph: NeighborGraph, embeddings: Embeddings, weights: np.ndarray) -> Embeddings:
+def blend_rows(
+    graph: NeighborGraph, embeddings: Embeddings, weights: np.ndarray, memory_mb: float | None = None
+) -> Embeddings:
     """New unit rows: normalise(sum over the entries (i, j) of the graph of weight_ij * row_j), in float64.
 
     Args:
         graph: neighbours of the n embeddings among themselves.
         weights: (entries,) numbers >= 0, one for each entry of the graph.
+        memory_mb: new rows that take more lie in a scratch file.
     """
     check_listings(graph, embeddings)
-    result = np.empty_like(embeddings.rows)
+    result = scratch_array(embeddings.rows.shape, np.float32, memory_mb)
     for start in range(0, len(embeddings), _BLOCK_ROWS):
         stop = min(start + _BLOCK_ROWS, len(embeddings))
-        result[start:stop] = _blend(graph, embeddings.rows, weights, start, stop)
-    return Embeddings.normalized(embeddings.ids, result)
+        blended = _blend(graph, embeddings.rows, weights, start, stop)
+        result[start:stop] = normalized_rows(blended.astype(np.float32))
+    return Embeddings(embeddings.ids, result)
 
 
 def _blend(graph: NeighborGraph, rows: np.ndarray, weights: np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -7,7 +7,8 @@ import numpy as np
 
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
-from arcface_keras.postprocess.checks import blank_entries, check_listings, places
+from arcface_keras.neighbors.row_blocks import by_blocks
+from arcface_keras.postprocess.checks import blank_entries, check_listings
 from arcface_keras.postprocess.group_sizes import check_sizes
 
 
@@ -43,7 +44,7 @@ def chisel(
         wanted = round(share * graph.n_rows)
         alive = np.sort(alive[np.lexsort((alive, -nearness))[:wanted]])
         length[alive] = size
-    return graph.keep(places(graph) < length[graph.row_numbers])
+    return graph.keep(by_blocks(graph, lambda block: block.places < length[block.rows]))
 
 
 def _shares_longer(sizes: Mapping[int, float]) -> np.ndarray:

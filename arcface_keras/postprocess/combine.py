@@ -5,16 +5,16 @@ do not hold is either given by `floors`, a stated similarity for pairs that a gr
 from `embeddings`, which makes the combination exact for every pair considered.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import numpy as np
 
 from arcface_keras._checks import check_choice, check_number
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.neighbors.graph import NeighborGraph, from_entries
+from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.rescore import pair_similarities
+from arcface_keras.neighbors.row_blocks import RowBlock, joined_parts, row_block, row_spans, sorted_entries
 
 Prefer = Literal["max", "first"]
 Rule = Literal["mean", "probabilistic_sum"]
@@ -37,13 +37,14 @@ def union(graphs: Sequence[NeighborGraph], *, prefer: Prefer = "max") -> Neighbo
         (kaggle.com/c/shopee-product-matching/discussion/238136).
     """
     check_choice("prefer", prefer, get_args(Prefer))
-    pairs, table = _table(graphs)
-    known = ~np.isnan(table)
-    if prefer == "max":
-        scores = np.where(known, table, -np.inf).max(axis=1, initial=-np.inf)
-    else:
-        scores = table[np.arange(len(table)), known.argmax(axis=1)]
-    return _graph(graphs, pairs, scores)
+
+    def score(table: np.ndarray) -> np.ndarray:
+        known = ~np.isnan(table)
+        if prefer == "max":
+            return np.where(known, table, -np.inf).max(axis=1, initial=-np.inf)
+        return table[np.arange(len(table)), known.argmax(axis=1)]
+
+    return _scored(graphs, score)
 
 
 def combine(
@@ -79,17 +80,18 @@ def combine(
     check_number("power", power, low=1e-3, high=1e3)
     if rule != "mean" and power != 1:
         raise ValueError(f"power must be 1 where rule is {rule!r}. Received: power={power!r}.")
-    pairs, table = _table(graphs, floors, embeddings)
     w = np.ones(len(graphs)) if weights is None else np.asarray(weights, dtype=np.float64)
     if w.shape != (len(graphs),) or not np.all(np.isfinite(w) & (w > 0)):
         raise ValueError(f"weights must be {len(graphs)} positive numbers. Received: weights={weights!r}.")
-    if rule == "probabilistic_sum":
-        scores = 1 - np.prod((1 - np.clip(table, 0, 1)) ** w, axis=1)
-    elif power == 1:
-        scores = table @ w / w.sum()
-    else:
-        scores = (np.maximum(table, 0) ** power @ w / w.sum()) ** (1 / power)
-    return _graph(graphs, pairs, scores)
+
+    def score(table: np.ndarray) -> np.ndarray:
+        if rule == "probabilistic_sum":
+            return 1 - np.prod((1 - np.clip(table, 0, 1)) ** w, axis=1)
+        if power == 1:
+            return table @ w / w.sum()
+        return (np.maximum(table, 0) ** power @ w / w.sum()) ** (1 / power)
+
+    return _scored(graphs, score, floors, embeddings)
 
 
 def piecewise(
@@ -130,25 +132,58 @@ def piecewise(
     steps = np.diff(points, axis=0)
     if np.any(steps[:, 0] < 0) or np.any(steps[:, 1] > 0) or np.any(~steps.any(axis=1)):
         raise ValueError(f"corners must rise in a and fall in b. Received: corners={corners!r}.")
-    pairs, table = _table([graph_a, graph_b], floors, embeddings)
-    a, b = table.T
-    # a - b is constant along the diagonal and rises along the boundary, so it tells where they cross.
-    crossing = np.interp(a - b, points[:, 0] - points[:, 1], points[:, 0])
-    below_first = a - b < points[0, 0] - points[0, 1]
-    scores = np.where(below_first, b - points[0, 1], a - crossing)
-    graph = _graph([graph_a, graph_b], pairs, scores)
+
+    def score(table: np.ndarray) -> np.ndarray:
+        a, b = table.T
+        # a - b is constant along the diagonal and rises along the boundary, so it tells where they cross.
+        crossing = np.interp(a - b, points[:, 0] - points[:, 1], points[:, 0])
+        below_first = a - b < points[0, 0] - points[0, 1]
+        return np.where(below_first, b - points[0, 1], a - crossing)
+
+    graph = _scored([graph_a, graph_b], score, floors, embeddings)
     if threshold is None:
         return graph
     check_number("threshold", threshold)
     return graph.keep(graph.similarities >= np.float32(threshold), threshold=float(threshold))
 
 
-def _table(
+def _scored(
     graphs: Sequence[NeighborGraph],
+    score: Callable[[np.ndarray], np.ndarray],
     floors: float | Sequence[float] | None = None,
     embeddings: Sequence[Embeddings] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (p,) as row * n + column, and their similarities (p, graphs) in float64; NaN where missing."""
+) -> NeighborGraph:
+    """Graph of all pairs that any graph holds, a block of rows at a time.
+
+    Args:
+        score: of similarities (p, graphs) in float64, one for each pair; missing ones are NaN where there are
+            neither floors nor embeddings. Self has score 1 whatever it says.
+
+    Returns:
+        What a search has missed is missing here too, so the lowest recall is its own.
+    """
+    _check_graphs(graphs)
+    n = graphs[0].n_rows
+    levels = None if floors is None else _levels(floors, len(graphs))
+    if embeddings is not None:
+        _check_embeddings(embeddings, len(graphs), n)
+    parts = []
+    for start, stop in row_spans(np.sum([graph.indptr for graph in graphs], axis=0)):
+        pairs, table = _table([row_block(graph, start, stop) for graph in graphs], n)
+        if embeddings is not None:
+            _fill_from_embeddings(table, pairs, n, embeddings)
+        elif levels is not None:
+            table = np.where(np.isnan(table), levels, table)
+        rows, columns = np.divmod(pairs, n)
+        scores = np.where(rows == columns, 1.0, score(table)).astype(np.float32) + np.float32(0)
+        order = sorted_entries(rows, columns, scores, rows)
+        counts = np.bincount(rows - start, minlength=stop - start)
+        parts.append((counts, columns[order].astype(np.int32), scores[order]))
+    recall = min((each.recall for each in graphs if each.recall is not None), default=None)
+    return NeighborGraph(*joined_parts(parts), n, recall=recall)
+
+
+def _check_graphs(graphs: Sequence[NeighborGraph]) -> None:
     if not graphs:
         raise ValueError("graphs must be one at least. Received: graphs=[].")
     shapes = {(graph.n_rows, graph.n_columns, graph.includes_self) for graph in graphs}
@@ -156,44 +191,37 @@ def _table(
         raise ValueError(
             f"graphs must hold neighbours of the same listings among themselves. Received: {list(graphs)}."
         )
-    n = graphs[0].n_rows
-    keys = [graph.row_numbers * n + graph.indices for graph in graphs]
+
+
+def _levels(floors: float | Sequence[float], number: int) -> np.ndarray:
+    levels = np.broadcast_to(np.asarray(floors, dtype=np.float64), np.shape(floors) or (number,))
+    if levels.shape != (number,) or not np.isfinite(levels).all():
+        raise ValueError(f"floors must be one finite number, or {number}. Received: floors={floors!r}.")
+    return levels
+
+
+def _table(blocks: Sequence[RowBlock], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (p,) as row * n + column, and their similarities (p, graphs) in float64; NaN where missing."""
+    keys = [block.rows * n + block.columns for block in blocks]
     pairs, lines = np.unique(np.concatenate(keys), return_inverse=True)
-    table = np.full((len(pairs), len(graphs)), np.nan)
+    table = np.full((len(pairs), len(blocks)), np.nan)
     ends = np.cumsum([len(own) for own in keys])
-    for number, (graph, own) in enumerate(zip(graphs, np.split(lines, ends[:-1]), strict=True)):
-        table[own, number] = graph.similarities
-    if embeddings is not None:
-        _fill_from_embeddings(table, pairs, n, embeddings)
-    elif floors is not None:
-        levels = np.broadcast_to(np.asarray(floors, dtype=np.float64), np.shape(floors) or (len(graphs),))
-        if levels.shape != (len(graphs),) or not np.isfinite(levels).all():
-            raise ValueError(
-                f"floors must be one finite number, or {len(graphs)}. Received: floors={floors!r}."
-            )
-        table = np.where(np.isnan(table), levels, table)
+    for number, (block, own) in enumerate(zip(blocks, np.split(lines, ends[:-1]), strict=True)):
+        table[own, number] = block.similarities
     return pairs, table
+
+
+def _check_embeddings(embeddings: Sequence[Embeddings], number: int, n: int) -> None:
+    if len(embeddings) != number or any(len(e) != n or e.ids != embeddings[0].ids for e in embeddings):
+        raise ValueError(
+            f"embeddings must be {number}, each of the {n} listings. Received: {list(embeddings)}."
+        )
 
 
 def _fill_from_embeddings(
     table: np.ndarray, pairs: np.ndarray, n: int, embeddings: Sequence[Embeddings]
 ) -> None:
-    if len(embeddings) != table.shape[1] or any(
-        len(e) != n or e.ids != embeddings[0].ids for e in embeddings
-    ):
-        raise ValueError(
-            f"embeddings must be {table.shape[1]}, each of the {n} listings. Received: {list(embeddings)}."
-        )
     for number, source in enumerate(embeddings):
         missing = np.flatnonzero(np.isnan(table[:, number]))
-        rows, columns = np.divmod(pairs[missing], max(n, 1))
+        rows, columns = np.divmod(pairs[missing], n)
         table[missing, number] = pair_similarities(source.rows, rows, source.rows, columns)
-
-
-def _graph(graphs: Sequence[NeighborGraph], pairs: np.ndarray, scores: np.ndarray) -> NeighborGraph:
-    """Graph of the pairs; what a search has missed is missing here too, so the lowest recall is its own."""
-    n = graphs[0].n_rows
-    rows, columns = np.divmod(pairs, max(n, 1))
-    graph = from_entries(rows, columns, np.where(rows == columns, 1.0, scores), n_rows=n, n_columns=n)
-    recall = min((each.recall for each in graphs if each.recall is not None), default=None)
-    return replace(graph, recall=recall)

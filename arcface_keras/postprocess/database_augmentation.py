@@ -48,7 +48,7 @@ def database_augmentation(
     """
     check_choice("sides", sides, get_args(Sides))
     bounds = search_bounds("database_augmentation", graph, search_k, search_threshold)
-    augmented = augment_embeddings(graph, embeddings, k=k, weights=weights)
+    augmented = augment_embeddings(graph, embeddings, k=k, weights=weights, memory_mb=memory_mb)
     options = {**bounds, "engine": engine, "memory_mb": memory_mb, "target_recall": target_recall}
     if sides == "both":
         return find_neighbors(augmented, **options)
@@ -56,7 +56,12 @@ def database_augmentation(
 
 
 def augment_embeddings(
-    graph: NeighborGraph, embeddings: Embeddings, *, k: int = 3, weights: Weights = "linear"
+    graph: NeighborGraph,
+    embeddings: Embeddings,
+    *,
+    k: int = 3,
+    weights: Weights = "linear",
+    memory_mb: float | None = None,
 ) -> Embeddings:
     """New unit rows: normalise(sum over the first k neighbours j of weight_r * row_j), r the place of j from
     0.
@@ -70,6 +75,8 @@ def augment_embeddings(
       is this package's);
     - "similarity": sqrt(1 + similarity_ij), which hardly falls (5th place, with k = 2);
     - "equal": 1.
+
+    Rows that take more than `memory_mb` lie in a scratch file.
     """
     check_count("k", k)
     check_choice("weights", weights, get_args(Weights))
@@ -83,4 +90,4 @@ def augment_embeddings(
     else:
         values = np.ones(len(place))
     counted = (place < k) & ~blank_entries(graph, embeddings)
-    return blend_rows(graph, embeddings, np.where(counted, values, 0.0))
+    return blend_rows(graph, embeddings, np.where(counted, values, 0.0), memory_mb)

@@ -6,8 +6,9 @@ import numpy as np
 
 from arcface_keras._checks import check_count, check_number
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.neighbors.graph import NeighborGraph, from_entries
+from arcface_keras.neighbors.graph import NeighborGraph, rescored
 from arcface_keras.neighbors.rescore import pair_similarities
+from arcface_keras.neighbors.row_blocks import RowBlock, by_blocks
 from arcface_keras.postprocess.checks import blank_entries, check_listings, places
 
 _BLOCK_ROWS = 1024
@@ -50,20 +51,20 @@ def k_reciprocal(
     check_count("k1", k1)
     check_count("k2", k2)
     check_number("lambda_value", lambda_value, low=0, high=1)
-    encoded = _encode(graph, embeddings, k1, k2)
-    rows, columns = graph.row_numbers, graph.indices
-    shared = np.empty(len(rows))
-    for start in range(0, len(rows), _BLOCK_PAIRS):
-        span = slice(start, start + _BLOCK_PAIRS)
-        shared[span] = np.asarray(encoded[rows[span]].minimum(encoded[columns[span]]).sum(axis=1)).ravel()
-    # Both vectors sum to 1, so the sum of their maxima is 2 - the sum of their minima.
-    likeness = shared / (2 - shared)
-    blank = blank_entries(graph, embeddings)
-    similarities = (1 - lambda_value) * np.where(blank, 0.0, likeness) + lambda_value * graph.similarities
-    similarities[rows == columns] = 1
-    return from_entries(
-        rows, columns, similarities, n_rows=graph.n_rows, n_columns=graph.n_columns, k=graph.k
-    )
+    encoded, blank = _encode(graph, embeddings, k1, k2), blank_entries(graph, embeddings)
+
+    def rerank(block: RowBlock) -> np.ndarray:
+        shared = np.empty(len(block.rows))
+        for start in range(0, len(shared), _BLOCK_PAIRS):
+            left, right = (part[start : start + _BLOCK_PAIRS] for part in (block.rows, block.columns))
+            low = encoded[left].minimum(encoded[right])
+            shared[start : start + _BLOCK_PAIRS] = np.asarray(low.sum(axis=1)).ravel()
+        # Both vectors sum to 1, so the sum of their maxima is 2 - the sum of their minima.
+        likeness = np.where(blank[block.span], 0.0, shared / (2 - shared))
+        similarities = (1 - lambda_value) * likeness + lambda_value * block.similarities
+        return np.where(block.rows == block.columns, 1.0, similarities)
+
+    return rescored(graph, by_blocks(graph, rerank, np.float32))
 
 
 def _encode(graph: NeighborGraph, embeddings: Embeddings, k1: int, k2: int) -> Any:
@@ -119,7 +120,7 @@ def _similarities(known: Any, embeddings: Embeddings, rows: np.ndarray, columns:
 
 
 def _normalised(matrix: Any) -> Any:
-    from scipy import sparse
-
+    """Divide every row by its sum, in place."""
     sums = np.asarray(matrix.sum(axis=1)).ravel()
-    return sparse.csr_array(sparse.diags_array(1 / sums) @ matrix)
+    matrix.data *= np.repeat(1 / sums, np.diff(matrix.indptr))
+    return matrix

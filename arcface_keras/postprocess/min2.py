@@ -5,6 +5,7 @@ import numpy as np
 from arcface_keras._checks import check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
+from arcface_keras.neighbors.row_blocks import RowBlock, by_blocks
 from arcface_keras.postprocess.checks import blank_entries, check_listings
 from arcface_keras.postprocess.threshold import check_reaches
 
@@ -31,8 +32,12 @@ def min2(graph: NeighborGraph, embeddings: Embeddings, *, threshold: float, floo
         )
     check_reaches(graph, floor)
     check_listings(graph, embeddings)
-    other = (graph.indices != graph.row_numbers) & ~blank_entries(graph, embeddings)
-    before = np.concatenate([[0], np.cumsum(other)])
-    nearest = other & (before[:-1] == before[graph.indptr[graph.row_numbers]])
-    nearest &= graph.similarities >= np.float32(floor)
+    blank = blank_entries(graph, embeddings)
+
+    def is_nearest(block: RowBlock) -> np.ndarray:
+        other = (block.columns != block.rows) & ~blank[block.span]
+        before = np.concatenate([[0], np.cumsum(other)])[:-1]
+        return other & (before == before[block.firsts])
+
+    nearest = by_blocks(graph, is_nearest) & (graph.similarities >= np.float32(floor))
     return graph.keep((graph.similarities >= np.float32(threshold)) | nearest, threshold=float(floor))

@@ -5,6 +5,7 @@ import numpy as np
 from arcface_keras._checks import check_count
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
+from arcface_keras.neighbors.row_blocks import RowBlock, by_blocks, row_blocks
 from arcface_keras.postprocess.checks import check_listings
 
 
@@ -35,24 +36,36 @@ def mutual_filter(
 
 def neighbor_ranks(graph: NeighborGraph) -> np.ndarray:
     """(entries,) rank in the row: 0 for self, then from 1; equal similarities share the lowest."""
-    entry = np.arange(len(graph.indices))
-    start = graph.indptr[graph.row_numbers]
-    place = entry - start
+    return by_blocks(graph, _ranks, np.int32)
+
+
+def _ranks(block: RowBlock) -> np.ndarray:
+    entry, first = np.arange(len(block.rows)), block.firsts
     falls = np.ones(len(entry), dtype=bool)
-    falls[1:] = graph.similarities[1:] < graph.similarities[:-1]
+    falls[1:] = block.similarities[1:] < block.similarities[:-1]
     # Self and the nearest neighbour begin a run of their own, whatever their similarities.
-    run = np.maximum.accumulate(np.where(falls | (place <= 1), entry, 0))
-    return run - start
+    run = np.maximum.accumulate(np.where(falls | (entry - first <= 1), entry, 0))
+    return run - first
 
 
 def reverse_entries(graph: NeighborGraph) -> np.ndarray:
     """(entries,) position of the entry (j, i) for every entry (i, j), -1 where there is none."""
-    rows, columns, n = graph.row_numbers, graph.indices.astype(np.int64), graph.n_rows
-    keys, wanted = rows * n + columns, columns * n + rows
-    order, wanted_order = np.argsort(keys), np.argsort(wanted)
-    # Sorted on both sides, the search walks through memory instead of jumping.
-    place = np.searchsorted(keys[order], wanted[wanted_order])
-    found = order[np.minimum(place, max(len(keys) - 1, 0))]
-    reverse = np.empty(len(keys), dtype=np.int64)
-    reverse[wanted_order] = np.where(keys[found] == wanted[wanted_order], found, -1)
-    return reverse
+    # Rows by rising column, and where in their row each of these entries stands.
+    columns, place = np.empty_like(graph.indices), np.empty_like(graph.indices)
+    for block in row_blocks(graph):
+        order = np.lexsort((block.columns, block.rows))
+        columns[block.span], place[block.span] = block.columns[order], block.places[order]
+
+    def find(block: RowBlock) -> np.ndarray:
+        low, high = graph.indptr[block.columns], graph.indptr[block.columns + 1]
+        end = high
+        while np.any(searching := low < high):
+            middle = (low + high) // 2
+            before = searching & (columns[np.minimum(middle, len(columns) - 1)] < block.rows)
+            high = np.where(searching & ~before, middle, high)
+            low = np.where(before, middle + 1, low)
+        at = np.minimum(low, len(columns) - 1)
+        held = (low < end) & (columns[at] == block.rows)
+        return np.where(held, graph.indptr[block.columns] + place[at], -1)
+
+    return by_blocks(graph, find, np.int64)

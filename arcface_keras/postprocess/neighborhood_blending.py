@@ -53,19 +53,22 @@ def neighborhood_blending(
     bounds = search_bounds("neighborhood_blending", graph, search_k, search_threshold)
     for high, low in cuts:
         neighborhood = min2(graph, embeddings, threshold=high, floor=low)
-        embeddings = blend_neighborhoods(neighborhood, embeddings)
+        embeddings = blend_neighborhoods(neighborhood, embeddings, memory_mb)
         graph = find_neighbors(
             embeddings, **bounds, engine=engine, memory_mb=memory_mb, target_recall=target_recall
         )
     return graph
 
 
-def blend_neighborhoods(graph: NeighborGraph, embeddings: Embeddings) -> Embeddings:
+def blend_neighborhoods(
+    graph: NeighborGraph, embeddings: Embeddings, memory_mb: float | None = None
+) -> Embeddings:
     """New unit rows: normalise(sum over all neighbours j, self with 1 among them, of similarity_ij * row_j).
 
-    Neighbours of negative similarity have weight 0; zero rows stay zero.
+    Neighbours of negative similarity have weight 0; zero rows stay zero. Rows that take more than `memory_mb`
+    lie in a scratch file.
     """
-    return blend_rows(graph, embeddings, np.maximum(graph.similarities.astype(np.float64), 0))
+    return blend_rows(graph, embeddings, np.maximum(graph.similarities.astype(np.float64), 0), memory_mb)
 
 
 def _each(name: str, value: Any, rounds: int) -> list[float]:

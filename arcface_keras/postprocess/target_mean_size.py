@@ -5,7 +5,8 @@ import numpy as np
 from arcface_keras._checks import check_number
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors.graph import NeighborGraph
-from arcface_keras.postprocess.checks import blank_entries, check_listings, places
+from arcface_keras.neighbors.row_blocks import by_blocks, row_blocks
+from arcface_keras.postprocess.checks import blank_entries, check_listings
 
 
 def target_mean_size(graph: NeighborGraph, embeddings: Embeddings, *, mean: float) -> NeighborGraph:
@@ -27,12 +28,14 @@ def target_mean_size(graph: NeighborGraph, embeddings: Embeddings, *, mean: floa
     check_listings(graph, embeddings)
     check_number("mean", mean, low=1)
     graph = graph.keep(~blank_entries(graph, embeddings))
-    place = places(graph)
-    other = np.flatnonzero(place)
-    # The entry at place p makes a list of p one of p + 1.
-    saved = 1 / place[other] - 1 / (place[other] + 1)
-    values, level = np.unique(graph.similarities[other], return_inverse=True)
-    fewer = np.cumsum(np.bincount(level, weights=saved, minlength=len(values))[::-1])
+    values = np.unique(graph.similarities[by_blocks(graph, lambda block: block.places > 0)])
+    saved = np.zeros(len(values))
+    for block in row_blocks(graph):
+        place, levels = block.places, np.searchsorted(values, block.similarities)
+        other = np.flatnonzero(place)
+        # The entry at place p makes a list of p one of p + 1.
+        np.add.at(saved, levels[other], 1 / place[other] - 1 / (place[other] + 1))
+    fewer = np.cumsum(saved[::-1])
     means = graph.n_rows / np.maximum(graph.n_rows - np.concatenate([[0.0], fewer]), 1e-9)
     best = int(np.argmin(np.abs(means - mean)))
     lowest = values[len(values) - best] if best else np.inf

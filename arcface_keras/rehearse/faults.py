@@ -11,6 +11,7 @@ from arcface_keras.lookup import ranking_format
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.ranking import read_ranking
 from arcface_keras.run_folder import RunFolder
+from arcface_keras.run_graphs import load_graph
 from arcface_keras.submit import MOST_MATCHES, read_submission
 
 __all__ = ["submission_faults"]
@@ -37,7 +38,7 @@ def submission_faults(run: RunFolder, ids: Sequence[str]) -> list[str]:
         else:
             listed = read_submission(run.submission, ids)
         known = list(Embeddings.load(run.embeddings).ids)
-        graph = NeighborGraph.load(run.neighbors) if form is None else None
+        graph = load_graph(run, run.neighbors) if form is None else None
     except ValueError as error:
         return [*faults, str(error)]
     if list(listed) != ids:

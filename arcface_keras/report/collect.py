@@ -12,6 +12,7 @@ from arcface_keras.data.catalogue import encode_labels, read_catalogue
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.run_folder import RunFolder, required_path
+from arcface_keras.run_graphs import has_graph, load_graph
 
 __all__ = ["RunData", "collect"]
 
@@ -62,7 +63,7 @@ def collect(config: RunConfig) -> RunData:
         ValueError: a stage before has not run, or `test` is not the file that was embedded.
     """
     run = RunFolder(Path(config.out))
-    matches = NeighborGraph.load(run.require(run.neighbors, "match"))
+    matches = load_graph(run, run.neighbors)
     embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
     listings = read_catalogue(
         required_path(config, "test"),
@@ -86,7 +87,7 @@ def collect(config: RunConfig) -> RunData:
         labels=None if groups is None else encode_labels(groups)[0],
         embeddings=embeddings,
         matches=matches,
-        ranking=NeighborGraph.load(run.ranking) if run.ranking.exists() else None,
+        ranking=load_graph(run, run.ranking) if has_graph(run.ranking) else None,
         metrics=read_json(run.require(run.metrics, "match")),
         facts=read_json(run.run_json),
     )

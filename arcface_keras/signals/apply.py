@@ -10,6 +10,7 @@ import numpy as np
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.listings import Listings
 from arcface_keras.neighbors.graph import NeighborGraph
+from arcface_keras.neighbors.row_blocks import by_blocks
 from arcface_keras.postprocess import STEPS
 from arcface_keras.postprocess.apply import Step, check_result, resolve_step
 from arcface_keras.postprocess.checks import check_listings
@@ -43,8 +44,7 @@ def apply_listing_steps(
         else:
             blank = _without_a_say(graph, listings.embeddings)
             shown = listings.embeddings if searches_again(name) else _present_but(blank, listings.embeddings)
-            result = step(graph, shown, **options)
-            result = result.keep(~(blank[result.row_numbers] | blank[result.indices]))
+            result = _without(step(graph, shown, **options), blank)
         graph = check_result(name, result, graph)
     return graph
 
@@ -65,10 +65,15 @@ def _of_search(name: str, step: Callable[..., Any], search: SearchOptions | None
 
 def _without_a_say(graph: NeighborGraph, embeddings: Embeddings) -> np.ndarray:
     """(n,) zero rows that have no neighbour: a photo that could not be read, and nothing else known."""
-    others = graph.indices != graph.row_numbers
-    known = np.bincount(graph.row_numbers[others], minlength=graph.n_rows) > 0
-    blank: np.ndarray = ~known & ~embeddings.rows.any(axis=1)
+    blank: np.ndarray = (graph.counts == 1) & ~embeddings.rows.any(axis=1)
     return blank
+
+
+def _without(graph: NeighborGraph, rows: np.ndarray) -> NeighborGraph:
+    """The graph without pairs of some rows, (n,) bool."""
+    if not rows.any():
+        return graph
+    return graph.keep(by_blocks(graph, lambda block: ~(rows[block.rows] | rows[block.columns])))
 
 
 def _present_but(blank: np.ndarray, embeddings: Embeddings) -> Embeddings:
