@@ -1,11 +1,11 @@
-"""TensorFlow's start-up notes, which no setting of its own keeps off the terminal."""
+"""Start-up notes of TensorFlow and Ray, which no setting of their own keeps off the terminal."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
 
-__all__ = ["load_tensorflow_quietly"]
+__all__ = ["load_tensorflow_quietly", "native_stderr_to_null"]
 
 
 def load_tensorflow_quietly() -> None:
@@ -15,7 +15,7 @@ def load_tensorflow_quietly() -> None:
     messages, exceptions among them, are not touched; of TensorFlow's own Python log the errors remain.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with _native_stderr_to_null():
+    with native_stderr_to_null():
         import tensorflow
 
         tensorflow.config.list_physical_devices()
@@ -23,7 +23,8 @@ def load_tensorflow_quietly() -> None:
 
 
 @contextlib.contextmanager
-def _native_stderr_to_null() -> Iterator[None]:
+def native_stderr_to_null() -> Iterator[None]:
+    """Close the native standard error off for a while."""
     try:
         descriptor = sys.__stderr__.fileno() if sys.__stderr__ else None
     except (OSError, ValueError):

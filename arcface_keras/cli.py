@@ -71,8 +71,19 @@ _STAGES = {"rehearse": "arcface_keras.rehearse", "bundle": "arcface_keras.bundle
 """Where a command's function lies, if not in `arcface_keras.pipeline`."""
 
 _EXTRAS: dict[str, dict[str, dict[str, Any]]] = {
+    "embed": {
+        "--embeddings-from": {
+            "metavar": "PARQUET",
+            "help": "take rows that others computed, from a parquet file or a folder of them with the "
+            "columns posting_id and embedding (lists of numbers), instead of computing them",
+        }
+    },
     "export": {
-        "--to": {"metavar": "FOLDER", "help": "folder to write (default: saved_model in the run folder)"}
+        "--to": {"metavar": "FOLDER", "help": "folder to write (default: saved_model in the run folder)"},
+        "--embeddings-to": {
+            "metavar": "FOLDER",
+            "help": "write the embeddings as parquet files (posting_id, and a list of float32) instead",
+        },
     },
     "rehearse": {
         "--rows": {"type": int, "default": 70_000, "help": "listings of the scored run (default: 70000)"},
@@ -136,14 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(options).items() if name in _ALL}
-    config = _configuration(options.command, given)
+    extra = {name: getattr(options, name) for name in _extra_names(options.command)}
+    without_network = extra.get("embeddings_from") or (extra.get("embeddings_to") and not extra["to"])
+    config = _configuration(options.command, given, new=bool(extra.get("embeddings_from")))
     from arcface_keras import pipeline
 
-    if options.command in _WITH_KERAS:
+    if options.command in _WITH_KERAS and not without_network:
         load_tensorflow_quietly()
     module = importlib.import_module(_STAGES.get(options.command, "arcface_keras.pipeline"))
     stage: Callable[..., Any] = getattr(module, options.command)
-    extra = {name: getattr(options, name) for name in _extra_names(options.command)}
     result = stage(config, progress=not options.quiet, **extra)
     if options.command in ("export", "report"):
         print(f"wrote {result}")
@@ -168,15 +180,19 @@ def _extra_names(command: str) -> list[str]:
     return [spec.get("dest", flag.removeprefix("--").replace("-", "_")) for flag, spec in extras.items()]
 
 
-def _configuration(command: str, given: dict[str, Any]) -> RunConfig:
-    """What the run folder remembers, overridden by what is given; a first stage begins with defaults."""
+def _configuration(command: str, given: dict[str, Any], new: bool = False) -> RunConfig:
+    """What the run folder remembers, overridden by what is given; a first stage begins with defaults.
+
+    With `new` the command may be the first stage, where there is no run yet.
+    """
     if command == "demo":
         from arcface_keras.pipeline import demo_config
 
         return demo_config(**given)
     if command in ("run", "train"):
         return _resumed(given) if given.get("resume") else RunConfig.from_dict(given)
-    remembered = RunConfig.load(Path(given.get("out", RunConfig().out)) / "run.json")
+    file = Path(given.get("out", RunConfig().out)) / "run.json"
+    remembered = RunConfig() if new and not file.exists() else RunConfig.load(file)
     return remembered.replace(**given)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
+from arcface_keras._native_log import native_stderr_to_null
 from arcface_keras._version import __version__
 
 INSTALL = "Work on Ray needs the package ray: pip install 'arcface-keras[ray]'"
@@ -24,11 +25,13 @@ _PATIENCE = 5.0
 _REPORT_SECONDS = 60.0
 _ADDRESS = re.compile(r"auto|local|(ray://)?(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere.
+# What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere, no
+# warnings about Ray's own use of itself on the terminal.
 _START_VARIABLES = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
 # HTTP/2's opening words and an empty frame of settings (RFC 9113, 3.4); all that Ray listens with answers.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -58,10 +61,11 @@ def ray_session(address: str | None = None, *, cpus: int | None = None) -> Itera
         >>> with ray_session("10.0.0.1:6379") as ray:  # doctest: +SKIP
         ...     ray.get(ray.remote(work).remote(1))
     """
-    ray = _import_ray()
+    wanted = address or os.environ.get("RAY_ADDRESS") or None
+    ray = _import_ray(joins=wanted not in (None, "local"))
     if cpus is not None:
         check_count("cpus", cpus)
-    wanted = _checked_address(address or os.environ.get("RAY_ADDRESS") or None)
+    wanted = _checked_address(wanted)
     if ray.is_initialized():
         if address not in (None, "auto", "local"):
             _check_same_cluster(ray, str(address))
@@ -159,13 +163,23 @@ def compare_versions(here: Mapping[str, str], there: Mapping[str, str], node: st
             )
 
 
-def _import_ray() -> Any:
+def _import_ray(joins: bool = False) -> Any:
     # Read when Ray is imported, not when it starts.
-    with _environment(_START_VARIABLES):
+    with _environment(_START_VARIABLES | (_token_variables() if joins else {})):
         try:
             return importlib.import_module("ray")
         except ImportError as error:
             raise ImportError(INSTALL) from error
+
+
+def _token_variables() -> dict[str, str]:
+    """Show a token where there is one: clusters that ask for none do not mind.
+
+    Ray 2.60 asks for it wherever a cluster was started beside one, but does not show its own to an address.
+    """
+    places = [Path.home() / ".ray" / "auth_token", Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "/nowhere"))]
+    there = "RAY_AUTH_TOKEN" in os.environ or any(place.is_file() for place in places)
+    return {"RAY_AUTH_MODE": "token"} if there else {}
 
 
 def _checked_address(address: str | None) -> str:
@@ -216,7 +230,8 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
     if address == "local":
         options |= {"num_cpus": cpus or available_cores(), "include_dashboard": False}
     try:
-        ray.init(address=address, **options)
+        with native_stderr_to_null():
+            ray.init(address=address, **options)
     except (RuntimeError, ConnectionError, ValueError) as error:
         ray.shutdown()
         if "version mismatch" in str(error).lower():
@@ -228,7 +243,8 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
             raise
         raise ConnectionError(
             f"a Ray cluster that this machine is part of must answer at the address (a machine outside takes "
-            f"ray://HOST:PORT). Received: address={address!r}: {_last_line(error)}"
+            f"ray://HOST:PORT; a cluster that asks for a token takes RAY_AUTH_MODE=token and "
+            f"RAY_AUTH_TOKEN_PATH). Received: address={address!r}: {_last_line(error)}"
         ) from error
 
 
@@ -245,4 +261,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _last_line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[-1].strip()
+    """What an error says in the end; gRPC's own end with a bracket, after a line of details."""
+    lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
+    details = [line for line in lines if line.startswith("details =")]
+    return (details or lines or [repr(error)])[-1]

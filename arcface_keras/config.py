@@ -23,12 +23,16 @@ class RunConfig:
     """
 
     out: str = option("runs/first", "run folder: every stage reads and writes there")
-    train: str | None = option(None, "CSV of labelled listings to learn from")
-    images: str | None = option(None, "folder of the training images")
-    test: str | None = option(None, "CSV of the listings to match")
+    train: str | None = option(None, "CSV or parquet file of labelled listings to learn from")
+    images: str | None = option(
+        None, "folder of the training images, or a URL such as s3://bucket/photos (as other images are)"
+    )
+    test: str | None = option(None, "CSV or parquet file of the listings to match")
     test_images: str | None = option(None, "folder of the test images (default: as for training)")
     missing_images: Literal["error", "keep"] = option(
-        "error", "listings to match whose image file is absent: error, or keep them matched to themselves"
+        "error",
+        "listings to match whose image file is absent: error, or keep them matched to themselves (as they "
+        "always are behind a URL, where nobody looks beforehand)",
     )
 
     modality: Literal["image", "text"] = option(
@@ -100,7 +104,9 @@ class RunConfig:
     seed: int = option(0, "of weights, orders, augmentation and folds")
 
     recipe: str | None = option(
-        None, "named settings, baseline or strong; what is given beside it overrides the recipe's value"
+        None,
+        "named settings, baseline or strong for photos, titles for titles; what is given beside it overrides "
+        "the recipe's value",
     )
     neck_batch_norm: bool = option(True, "batch normalisation between pooling and head")
     batch_norm: Literal["frozen", "update"] = option(
@@ -109,7 +115,11 @@ class RunConfig:
     lr_schedule: Literal["cosine", "exponential", "constant"] = option(
         "cosine", "learning rate of the whole network after its ramp"
     )
-    ramp_epochs: float = option(0.0, "epochs over which the learning rate rises to its full value")
+    ramp_epochs: float | None = option(
+        None,
+        "epochs over which the learning rate rises to its full value (default: 0 of photos, a tenth of all "
+        "of titles)",
+    )
     lr_start: float = option(1e-6, "learning rate at the start of the ramp")
     lr_min: float = option(0.0, "learning rate that the schedule falls to")
     lr_decay: float = option(0.8, "factor of every epoch of the exponential schedule")
@@ -196,7 +206,9 @@ class RunConfig:
     new_share: float = option(
         0.2, "share of listings to match that are expected to show an identity the gallery does not hold"
     )
-    workers: int | None = option(None, "threads that decode photos (default: all processors)")
+    workers: int | None = option(
+        None, "threads that decode photos (default: all processors; 32 for photos by URL)"
+    )
 
     def __new__(cls, *values: Any, **named: Any) -> "RunConfig":
         """Remember what was given, because a recipe fills in the rest."""
@@ -244,6 +256,18 @@ class RunConfig:
         """Dimensions of the embedding; None for as many as the backbone gives."""
         default = 512 if self.modality == "image" else 0
         return (default if self.embedding_size is None else self.embedding_size) or None
+
+    @property
+    def backbone_name(self) -> str:
+        """The backbone, without the folder that one from a folder or file lies in."""
+        kind, colon, path = self.backbone.partition(":")
+        return f"{kind}:{Path(path).name}" if colon else kind
+
+    @property
+    def ramp(self) -> float:
+        """Epochs over which the learning rate of the whole network rises."""
+        default = 0.0 if self.modality == "image" else 0.1 * self.epochs
+        return default if self.ramp_epochs is None else self.ramp_epochs
 
     def replace(self, **changes: Any) -> "RunConfig":
         """Return a copy with some values changed; an unknown name is an error, a recipe brings its values."""

@@ -1,6 +1,7 @@
 """The stage `embed`: listings to match in, one unit row for each of them out."""
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -10,13 +11,23 @@ from typing import Any
 import keras
 import numpy as np
 
+from arcface_keras.cluster import is_on_ray
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
+from arcface_keras.data.images import REMOTE_READERS
 from arcface_keras.data.perceptual import with_hashes
-from arcface_keras.embed_shards import embed_in_shards, stage_facts, write_gallery_labels, write_listings
+from arcface_keras.data.remote import RemotePath
+from arcface_keras.embed_ray import session_if_on_ray, write_on_ray
+from arcface_keras.embed_shards import (
+    embed_in_shards,
+    stage_facts,
+    write_gallery_labels,
+    write_here,
+    write_listings,
+)
 from arcface_keras.embed_source import embed_source
 from arcface_keras.gallery import LABELS
-from arcface_keras.inference import PhotoEmbedder, output_widths
+from arcface_keras.inference import PhotoRecipe, output_widths
 from arcface_keras.models import load_model
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 from arcface_keras.train import log_unreadable, new_embedder
@@ -32,8 +43,12 @@ def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
     The rows are written in shards of `shard_rows`. A stage that was killed goes on at the first missing shard
     and ends with the bytes it would have ended with; shards of another embedder, catalogue, photo or option
     are never kept. A listing whose photo cannot be read keeps its row, which is zero, and is named in the
-    log and in `run.json`. When the listings carry labels, the pretrained backbone embeds them as well
-    (`embeddings_untrained/`), as the floor that scores are compared with.
+    log and in `run.json`; so is one whose photo is not there behind a URL. When the listings carry labels,
+    the pretrained backbone embeds them as well (`embeddings_untrained/`), as the floor that scores are
+    compared with.
+
+    With an engine that works on Ray (`engine="ray"`) the shards are computed on the cluster at `address`, see
+    `arcface_keras.embed_ray`; the files are those that one machine writes.
 
     Args:
         config: needs `test`, and `test_images` or `images`.
@@ -44,11 +59,13 @@ def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
 
     Raises:
         ValueError: a bad catalogue (all problems at once), or no embedder in the run folder.
-        ImportError: `embed_engine` is "openvino" and it is not installed.
-        OSError: the disk is full or read-only; the message names the file, and finished shards stay.
+        ImportError: `embed_engine` is "openvino", or the engine works on Ray, and it is not installed.
+        ConnectionError: no cluster answers at `address`, or it fails; finished shards stay.
+        OSError: the disk is full or read-only, or a URL cannot be read; the message names the file, and
+            finished shards stay.
     """
     run = RunFolder(Path(config.out))
-    with run.exclusive():
+    with run.exclusive(), session_if_on_ray(config):
         _embed_listings(config, run, progress)
     return run
 
@@ -99,7 +116,7 @@ def embed_gallery(
     """
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
-    with run.exclusive():
+    with run.exclusive(), session_if_on_ray(config):
         embedder = load_model(run.require(run.embedder, "train"))
         begin_stage(run, "embed_gallery")
         listings = read_catalogue(
@@ -127,17 +144,21 @@ def _embed(
     """Embed the listings shard by shard, one folder for each output of the model; returns the unreadable."""
     batch_size = max(1, min(config.batch_size, config.shard_rows, len(listings)))
     source = embed_source(config, model, listings, batch_size)
-    embedder = PhotoEmbedder(
-        model,
-        model.input_shape[1],
-        flip_average=config.flip_average,
-        batch_size=batch_size,
-        workers=config.workers,
-        engine=config.embed_engine,
-    )
+    workers = config.workers
+    if workers is None and isinstance(listings.image_folder, RemotePath):
+        workers = REMOTE_READERS
+    size = model.input_shape[1]
+    recipe = PhotoRecipe(size, config.flip_average, batch_size, workers, config.embed_engine)
+    embedder = recipe.embedder(model)
 
     def rows_of(part: slice, bad: dict[int, str], bar: Any) -> Sequence[np.ndarray]:
         return embedder(listings.paths[part], unreadable=bad, bar=bar)
 
+    ids = [str(name) for name in listings.posting_ids]
+    write = write_here(ids, rows_of)
+    if is_on_ray(config.engine):
+        paths = [os.fspath(path) for path in listings.paths]
+        folder = str(listings.image_folder) if isinstance(listings.image_folder, Path) else None
+        write = write_on_ray(config, model, recipe, source, ids, paths, folder)
     widths = output_widths(model)
-    return embed_in_shards(config, listings, folders, widths, source, rows_of, "images", progress)
+    return embed_in_shards(config, listings, folders, widths, source, write, "images", progress)

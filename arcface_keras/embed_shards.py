@@ -1,7 +1,7 @@
 """Listings embedded shard by shard, of photos and of titles alike."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,16 @@ from arcface_keras.gallery import LABELS
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.shards import ShardWriter
 
-__all__ = ["embed_in_shards", "stage_facts", "write_gallery_labels", "write_listings"]
+__all__ = ["embed_in_shards", "stage_facts", "write_gallery_labels", "write_here", "write_listings"]
 
 logger = logging.getLogger(__name__)
 
 Rows = Callable[[slice, dict[int, str], Any], Sequence[np.ndarray]]
+"""Called with a slice of the listings, a dictionary for the rows that cannot be embedded and their reasons,
+and a bar; gives one array (rows, width) for each output of a network."""
+
+Write = Callable[[Sequence[ShardWriter], Mapping[int, slice], Any], None]
+"""Called with the writers of all outputs, the rows of the shards that are missing in any, and a bar."""
 
 
 def embed_in_shards(
@@ -29,7 +34,7 @@ def embed_in_shards(
     folders: Sequence[Path],
     widths: Sequence[int],
     source: dict[str, Any],
-    rows_of: Rows,
+    write: Write,
     unit: str,
     progress: bool,
 ) -> dict[int, str]:
@@ -40,8 +45,7 @@ def embed_in_shards(
         listings: n listings.
         folders, widths: one for each output.
         source: what the rows are made of; shards of another source are not kept.
-        rows_of: called with a slice of the listings, a dictionary for the rows that cannot be embedded and
-            their reasons, and a bar; gives one array (rows, width) for each output.
+        write: writes the shards that are missing, see `write_here`.
         unit: what the bar counts.
         progress: show it.
 
@@ -67,15 +71,25 @@ def embed_in_shards(
         logger.info("embed: %d of %d shards are there already", there, writers[0].count)
     total = sum(part.stop - part.start for part in parts.values())
     with progress_bar(total, "embedding", unit, progress) as bar:
+        if parts:
+            write(writers, parts, bar)
+    for writer in writers:
+        writer.finish(ids)
+    return dict(sorted(writers[0].unreadable.items()))
+
+
+def write_here(ids: Sequence[str], rows_of: Rows) -> Write:
+    """Compute and write one shard after the other in this process."""
+
+    def write(writers: Sequence[ShardWriter], parts: Mapping[int, slice], bar: Any) -> None:
         for number, part in parts.items():
             bad: dict[int, str] = {}
             for writer, rows in zip(writers, rows_of(part, bad, bar), strict=True):
                 if number in writer.missing:
                     whole = Embeddings.normalized(ids[part], rows)
                     writer.write(number, whole.rows, unreadable=bad)
-    for writer in writers:
-        writer.finish(ids)
-    return dict(sorted(writers[0].unreadable.items()))
+
+    return write
 
 
 def write_listings(run: RunFolder, listings: Catalogue) -> None:

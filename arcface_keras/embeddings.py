@@ -10,10 +10,10 @@ import numpy as np
 
 from arcface_keras._files import atomic_path, open_npz
 from arcface_keras._scratch import scratch_array
+from arcface_keras._unit_rows import UNIT_TOLERANCE, normalized_rows, row_norms, wrong_norms
 from arcface_keras.shards import SHARD_ROWS, ShardWriter, open_shards
 
-UNIT_TOLERANCE = 1e-3
-"""How far the norm of a row may be from 1; rows of exact zeros are allowed as well."""
+__all__ = ["UNIT_TOLERANCE", "Embeddings", "check_ids", "normalized_rows", "row_norms"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,13 +43,13 @@ class Embeddings:
         ids = check_ids(self.ids)
         rows = np.ascontiguousarray(_as_matrix(self.rows, len(ids)), dtype=np.float32).view()
         _check_finite(ids, rows)
-        norms = row_norms(rows)
-        wrong = np.flatnonzero((norms != 0) & (np.abs(norms - 1) > UNIT_TOLERANCE))
+        wrong = wrong_norms(rows)
         if wrong.size:
             first = wrong[0]
             raise ValueError(
                 f"rows must have norm 1 or be all zeros (Embeddings.normalized makes them so). "
-                f"Received: {wrong.size} other rows, first {ids[first]!r} with norm {norms[first]:.6g}."
+                f"Received: {wrong.size} other rows, first {ids[first]!r} "
+                f"with norm {row_norms(rows[[first]])[0]:.6g}."
             )
         rows.flags.writeable = False
         object.__setattr__(self, "ids", ids)
@@ -183,28 +183,6 @@ def check_ids(ids: Any) -> tuple[str, ...]:
             raise ValueError(f"ids must be unique. Received: ids[{position}]={value!r}, seen before.")
         seen.add(value)
     return tuple(str(value) for value in ids)
-
-
-def row_norms(rows: np.ndarray) -> np.ndarray:
-    """(n,) float64 norms of the rows, summed in float64 a block at a time."""
-    norms = np.empty(len(rows))
-    for start in range(0, len(rows), 4096):
-        block = rows[start : start + 4096].astype(np.float64)
-        norms[start : start + 4096] = np.sqrt(np.einsum("ij,ij->i", block, block))
-    return norms
-
-
-def normalized_rows(rows: np.ndarray) -> np.ndarray:
-    """(n, d) float32 rows of norm 1, divided in float64 a block at a time; zero rows stay zero."""
-    result = np.empty(rows.shape, dtype=np.float32)
-    for start in range(0, len(rows), 4096):
-        block = rows[start : start + 4096].astype(np.float64)
-        # Dividing by the largest entry first keeps tiny and huge rows from losing their squares.
-        largest = np.max(np.abs(block), axis=1, keepdims=True, initial=0.0)
-        block /= np.where(largest == 0, 1.0, largest)
-        norms = np.sqrt(np.einsum("ij,ij->i", block, block))[:, None]
-        result[start : start + 4096] = block / np.where(norms == 0, 1.0, norms)
-    return result
 
 
 def _as_matrix(rows: Any, n: int) -> np.ndarray:

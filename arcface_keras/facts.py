@@ -14,6 +14,7 @@ from arcface_keras._cores import available_cores
 from arcface_keras._version import __version__
 from arcface_keras.config import RunConfig
 from arcface_keras.data.contents import file_digest
+from arcface_keras.data.remote import is_url, located
 from arcface_keras.data.tables import read_table
 
 __all__ = ["catalogue_facts", "data_facts", "git_facts", "machine_facts", "peak_memory_mb", "versions"]
@@ -48,22 +49,25 @@ def catalogue_facts(
         `csv` and `csv_blake2b` (path, and digest of the bytes), `images`, `image_files` and `image_bytes`
         (folder, number and total size of the files that the CSV names and that are there), and
         `image_sizes_blake2b`: the digest of the sorted lines "name<TAB>size in bytes" of all named files,
-        size -1 where one is missing. A photo changed to one of the same
-        size does not show. A CSV that has gone meanwhile has the digest None. Without a folder of images only
-        what is known of the CSV.
+        size -1 where one is missing. A photo changed to one of the same size does not show. Photos behind a
+        URL are not looked up: the last three are None. A CSV that has gone meanwhile has the digest None.
+        Without a folder of images only what is known of the CSV.
     """
-    facts = {"csv": os.path.abspath(csv), "csv_blake2b": _digest(csv)}
+    facts: dict[str, Any] = {"csv": _shown(csv), "csv_blake2b": _digest(csv)}
     if images is None:
         return facts
-    table = read_table(Path(csv))
+    if is_url(images):
+        unknown = ("image_files", "image_bytes", "image_sizes_blake2b")
+        return facts | {"images": os.fspath(images)} | dict.fromkeys(unknown)
+    table = read_table(located(csv), ("image",))
     at = table.header.index("image") if "image" in table.header else None
     names = [] if at is None else sorted({values[at] for _, values in table.rows})
     with ThreadPoolExecutor(workers or available_cores()) as pool:
-        sizes = list(pool.map(_size, [Path(images) / name for name in names]))
+        sizes = list(pool.map(_size, [Path(located(images)) / name for name in names]))
     lines = "".join(f"{name}\t{size}\n" for name, size in zip(names, sizes, strict=True))
     there = [size for size in sizes if size >= 0]
     return facts | {
-        "images": os.path.abspath(images),
+        "images": _shown(images),
         "image_files": len(there),
         "image_bytes": sum(there),
         "image_sizes_blake2b": hashlib.blake2b(lines.encode("utf-8"), digest_size=16).hexdigest(),
@@ -108,6 +112,10 @@ def peak_memory_mb() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
+
+
+def _shown(location: str | os.PathLike[str]) -> str:
+    return os.fspath(location) if is_url(location) else os.path.abspath(located(location))
 
 
 def _digest(path: str | os.PathLike[str]) -> str | None:

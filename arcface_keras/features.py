@@ -3,10 +3,12 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from arcface_keras._memory import explain_memory
 from arcface_keras._progress import progress_bar
 from arcface_keras.data.augment import augment_batch
 from arcface_keras.data.images import image_dataset
@@ -154,7 +156,12 @@ def _run_batches(
     ]
     compiled = tf.function(function, input_signature=signature)
     dataset = image_dataset(paths, image_size, batch_size, workers=workers)
-    with progress_bar(len(paths), desc, "images", progress) as bar:
+    at = 0
+    with (
+        progress_bar(len(paths), desc, "images", progress) as bar,
+        explain_memory(lambda: [Path(path).name for path in paths[at : at + batch_size]]),
+    ):
         for number, images in zip(itertools.count() if numbers is None else numbers, dataset, strict=False):
             yield compiled(images, tf.constant(number, tf.int32)).numpy()
+            at += int(images.shape[0])
             bar.update(int(images.shape[0]))

@@ -1,4 +1,4 @@
-"""Fitting a network: the top on cached features, or all of it on photos."""
+"""Fitting a network: the top on cached features, or all of it on photos or titles."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -10,22 +10,26 @@ import keras
 import numpy as np
 
 from arcface_keras.config import RunConfig
-from arcface_keras.models import build_trainer
-from arcface_keras.training.batches import Batches, group_weights, photo_batches
+from arcface_keras.models import build_trainer, split_embedder
+from arcface_keras.training.batches import Batches, group_weights
 from arcface_keras.training.checkpoints import State
 from arcface_keras.training.course import Choice, Course, Saving
 from arcface_keras.training.devices import check_replicas
 from arcface_keras.training.failures import Position
 from arcface_keras.training.history import HistoryRow
+from arcface_keras.training.inputs import Inputs
 from arcface_keras.training.loop import run_course
 from arcface_keras.training.mix_trainer import MixTrainer
-from arcface_keras.training.monitors import Watched, watch_features, watch_photos
+from arcface_keras.training.monitors import Watched, watch_features, watch_inputs
 from arcface_keras.training.optimizers import fine_tuning_optimizer
 from arcface_keras.training.schedules import LearningRate
 
 __all__ = ["Circumstances", "HistoryRow", "fit_top", "fit_whole", "set_exact_moments"]
 
 logger = logging.getLogger(__name__)
+
+_NORM = "embedding_batch_norm"
+_MOMENT_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,25 +186,27 @@ def fit_top(
 def fit_whole(
     embedder: keras.Model,
     head: keras.Layer,
-    paths: Sequence[Any] | np.ndarray,
+    inputs: Inputs,
+    rows: np.ndarray,
     labels: np.ndarray,
     config: RunConfig,
     *,
-    watched_paths: np.ndarray | None = None,
     circumstances: Circumstances | None = None,
 ) -> list[HistoryRow]:
-    """Train the whole network on photos, as the configuration says.
+    """Train the whole network, as the configuration says.
 
-    With `batch_norm="frozen"`, the default, the backbone's batch statistics stay those it came with, and
-    nothing is dropped in it; its weights learn.
+    With `batch_norm="frozen"`, the default, the batch statistics of a backbone of photos stay those it came
+    with, and nothing is dropped in it; its weights learn. The batch normalisation of the neck gets the exact
+    moments of the rows learnt (of 4096 of them at most), for the scores of every epoch and at the end: moving
+    averages lag behind, and know nothing of weights that were averaged or taken from an earlier epoch.
 
     Args:
-        embedder: a model of `build_embedder`.
+        embedder: a model of `build_embedder` or `build_title_embedder`.
         head: a margin head.
-        paths: n files.
+        inputs: the catalogue.
+        rows: int64 (n,), its rows to learn.
         labels: int64 (n,).
-        config: epochs, rates, batches, augmentation and the like.
-        watched_paths: files of the whole catalogue, for `circumstances.watched`.
+        config: epochs, rates, batches and the like.
         circumstances: what the training is watched and saved by.
 
     Returns:
@@ -214,19 +220,18 @@ def fit_whole(
     around = circumstances or Circumstances("whole")
     if not config.epochs:
         return list(around.history)
-    batches = Batches(len(paths), min(config.batch_size, len(paths)), config.seed)
-    statistics = "stay frozen" if config.batch_norm == "frozen" else "are updated"
-    logger.info("%s: batch statistics of the backbone %s (--batch-norm)", around.stage, statistics)
-    trainer = MixTrainer(embedder, head, batch_norm_statistics=config.batch_norm)
+    order = Batches(len(rows), min(config.batch_size, len(rows)), config.seed)
+    trainer = MixTrainer(embedder, head, batch_norm_statistics=inputs.statistics)
+    _say_what_moves(embedder, inputs.statistics, around.stage)
     replicas = trainer.distribute_strategy.num_replicas_in_sync
-    check_replicas(replicas, batches.batch_size, config.accumulate)
+    check_replicas(replicas, order.batch_size, config.accumulate)
     factor = keras.Variable(1.0, trainable=False, name="rate_factor") if config.reduce_on_plateau else None
     rate = LearningRate(
         config.learning_rate,
-        batches.steps,
+        order.steps,
         config.epochs,
         config.lr_schedule,
-        config.ramp_epochs,
+        config.ramp,
         config.lr_start,
         config.lr_min,
         config.lr_decay,
@@ -243,33 +248,55 @@ def fit_whole(
         scale_loss=config.precision == "mixed_float16",
     )
     trainer.compile(optimizer=optimizer, jit_compile=config.jit_compile)
+    moments = _moments_of(embedder, inputs, rows)
     probe = None
-    if around.watched is not None and watched_paths is not None:
-        probe = watch_photos(
-            trainer, around.watched, watched_paths, batch_size=config.batch_size, workers=config.workers
-        )
-    course = around.course(trainer, embedder, batches.steps, batches.rows, probe, factor)
-    power = config.sample_weight_power
+    if around.watched is not None:
+        scores = watch_inputs(trainer, around.watched, inputs)
+
+        def probe() -> dict[str, float]:
+            moments()
+            return scores()
+
+    course = around.course(trainer, embedder, order.steps, order.rows, probe, factor)
+    weights = group_weights(labels, config.sample_weight_power) if config.sample_weight_power else None
 
     def dataset(step: int) -> Any:
-        return photo_batches(
-            batches,
-            paths,
-            labels,
-            int(embedder.input_shape[1]),
-            first_step=step,
-            last_step=config.epochs * batches.steps,
-            augment=config.augment,
-            cutmix=config.cutmix,
-            weights=group_weights(labels, power) if power else None,
-            seed=config.seed,
-            workers=config.workers,
-        )
+        return inputs.batches(order, rows, labels, weights, range(step, config.epochs * order.steps))
 
     run_course(
         trainer, dataset, course, config.epochs, progress=around.progress, tensorboard=around.tensorboard
     )
+    moments()
     return course.standing.history
+
+
+def _say_what_moves(embedder: keras.Model, statistics: str, stage: str) -> None:
+    layers = embedder.get_layer("backbone")._flatten_layers()
+    if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
+        what = "stay frozen" if statistics == "frozen" else "are updated"
+        logger.info("%s: batch statistics of the backbone %s (--batch-norm)", stage, what)
+
+
+def _moments_of(embedder: keras.Model, inputs: Inputs, rows: np.ndarray) -> Callable[[], None]:
+    """A function that gives the neck the moments of these rows, as the backbone sees them by then."""
+    import tensorflow as tf
+
+    extractor, neck = split_embedder(embedder)
+    if not any(layer.name == _NORM for layer in neck.layers):
+        return lambda: None
+    some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOMENT_ROWS)).round().astype(np.int64)]
+
+    def features(values: tf.Tensor) -> tf.Tensor:
+        values = tf.cast(values, tf.float32) if values.dtype == tf.uint8 else values
+        return extractor(values, training=False)
+
+    run = tf.function(features, input_signature=[tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype))])
+
+    def moments() -> None:
+        batches = inputs.plain(some, np.zeros(len(some), np.int64))
+        set_exact_moments(neck, np.concatenate([run(values).numpy() for values, _ in batches]))
+
+    return moments
 
 
 def _top_order(count: int, batch: int, seed: int, steps: int) -> np.ndarray:
@@ -284,7 +311,7 @@ def _top_order(count: int, batch: int, seed: int, steps: int) -> np.ndarray:
 def set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:
     """Give the batch normalisation of a neck the mean and variance of all features (n, D)."""
     layers = {layer.name: layer for layer in neck.layers}
-    norm, dense = layers.get("embedding_batch_norm"), layers.get("embedding_dense")
+    norm, dense = layers.get(_NORM), layers.get("embedding_dense")
     if norm is None:
         return
     parts = np.array_split(features, -(-len(features) // 8192))

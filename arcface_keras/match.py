@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from arcface_keras._files import read_json, write_json
+from arcface_keras._files import read_json, write_json, write_text
+from arcface_keras.calibrate import Calibration
 from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
@@ -140,9 +141,10 @@ def load_listings(run: RunFolder, embeddings: Embeddings, held_out: Sequence[Hel
 def match(config: RunConfig, *, progress: bool = False) -> Matches[Any]:
     """Match the embedded listings of a run; writes `neighbors.npz`, `ranking.npz` and `metrics.json`.
 
-    The threshold stands in the latter; the ranking holds the candidates before it. With an engine on Ray, and
-    no steps but query expansion, both graphs are folders of shards, `neighbors/` and `ranking/`, and no
-    process holds all rows or a whole graph.
+    The threshold stands in the latter; the ranking holds the candidates before it. Where the threshold was
+    chosen on held-out groups, `threshold_curve.csv` says what they promise at every other one. With an engine
+    on Ray, and no steps but query expansion, both graphs are folders of shards, `neighbors/` and `ranking/`,
+    and no process holds all rows or a whole graph.
 
     Raises:
         ValueError: a stage before this one has not run.
@@ -177,6 +179,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
         shutil.rmtree(run.searches, ignore_errors=True)
     facts = _facts(config, rows, matches)
     write_json(run.metrics, facts)
+    _write_curve(run.threshold_curve, matches.calibration)
     record_stage(run, config, "match", {"steps": config.steps}, time.perf_counter() - started)
     shown = "" if matches.threshold is None else f"threshold {matches.threshold:.4f}, "
     logger.info("%s%d pairs: %s", shown, facts["pairs"], matches.decision)
@@ -196,8 +199,24 @@ def _facts(config: RunConfig, rows: Shards, matches: Matches[Any]) -> dict[str, 
         "listings": rows.rows,
         "pairs": entries - rows.rows,
         "unreadable": [ids[row] for row in np.flatnonzero(zero_rows(rows))],
-        "calibration": None if matches.calibration is None else asdict(matches.calibration),
+        "calibration": _calibration_facts(matches.calibration),
     }
+
+
+def _calibration_facts(calibration: Calibration | None) -> dict[str, Any] | None:
+    """A calibration without its curve, which has a file of its own."""
+    if calibration is None:
+        return None
+    return {name: value for name, value in asdict(calibration).items() if name != "curve"}
+
+
+def _write_curve(path: Path, calibration: Calibration | None) -> None:
+    """The curve that a threshold was chosen on, as CSV; none where there is none."""
+    if calibration is None:
+        path.unlink(missing_ok=True)
+        return
+    lines = (f"{threshold:.6g},{score:.6g}" for threshold, score in calibration.curve)
+    write_text(path, "\n".join(["threshold,expected_f1", *lines]) + "\n")
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

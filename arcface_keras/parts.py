@@ -23,6 +23,7 @@ from arcface_keras.training.batches import group_weights
 from arcface_keras.training.checkpoints import Journal
 from arcface_keras.training.course import Choice, Saving
 from arcface_keras.training.history import write_history
+from arcface_keras.training.inputs import Inputs
 from arcface_keras.training.monitors import Watched, held_out_rows
 from arcface_keras.training.retrieval import UnseenGroups
 
@@ -50,13 +51,23 @@ _SECONDS_BETWEEN_SAVES = 10.0
 
 @dataclass(frozen=True)
 class Material:
-    """What the trainings of one run share: readable listings, their labels and folds, cached features."""
+    """What the trainings of one run share: readable listings, their labels and folds, cached features.
+
+    Attributes:
+        catalogue: n listings.
+        labels: int64 (n,).
+        classes: names of the labels.
+        folds: int64 (n,).
+        features: float32 (views, n, C), the pooled features of the frozen backbone.
+        inputs: the listings as the whole network takes them.
+    """
 
     catalogue: Catalogue
     labels: np.ndarray
     classes: list[str]
     folds: np.ndarray
     features: np.ndarray
+    inputs: Inputs
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,7 @@ class Workshop:
                 Choice(config.monitor, config.patience, config.reduce_on_plateau) if last else Choice(),
                 Saving(self.journal, part, config.checkpoint_steps if last else 0, seconds),
                 own,
-                [path.name for path in material.catalogue.paths[learnt]],
+                material.inputs.names[learnt],
                 (lambda rows: write_history(self.run.history, [*before, *rows])) if config.epochs else None,
                 self.run.path / "tensorboard" / stage.replace(" ", "-") if config.tensorboard else None,
                 self.progress,
@@ -150,10 +161,10 @@ class Workshop:
             history = fit_whole(
                 model,
                 head,
-                material.catalogue.paths[learnt],
+                material.inputs,
+                learnt,
                 labels,
                 config,
-                watched_paths=material.catalogue.paths,
                 circumstances=around(whole, True, 0.0),
             )
         return history
@@ -240,13 +251,19 @@ def check_monitor(config: RunConfig) -> None:
         )
 
 
-def training_facts(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
-    """What a training that is gone on with must have in common with the one that was cut off."""
+def training_facts(config: RunConfig, catalogue: Catalogue, content: Sequence[object]) -> dict[str, Any]:
+    """What a training that is gone on with must have in common with the one that was cut off.
+
+    Args:
+        config: of the run.
+        catalogue: its listings.
+        content: what is learnt of each listing, in short.
+    """
     digest = hashlib.sha256()
     labels = () if catalogue.label_groups is None else catalogue.label_groups
     for columns in zip(catalogue.posting_ids, labels, catalogue.images, catalogue.phashes, strict=True):
         digest.update("\0".join(map(str, columns)).encode() + b"\n")
-    digest.update(str([path.stat().st_size for path in catalogue.paths]).encode())
+    digest.update(str(list(content)).encode())
     return {"config": asdict(config), "listings": digest.hexdigest()}
 
 
@@ -260,7 +277,7 @@ def check_same_training(before: dict[str, Any], now: dict[str, Any]) -> None:
         raise ValueError(f"a training that is resumed must keep its options. Received: {values}.")
     if before["listings"] != now["listings"]:
         raise ValueError(
-            "a training that is resumed must find the listings and photos it began with. "
+            "a training that is resumed must find the listings, photos and titles it began with. "
             f"Received: train={new['train']} with other content."
         )
 

@@ -16,6 +16,7 @@ from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogu
 from arcface_keras.data.sample import sample_folder
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
+from arcface_keras.foreign_embeddings import embeddings_from_parquet
 from arcface_keras.held_out import load_held_out
 from arcface_keras.lookup import gallery_source, look_up, ranking_format, ranking_score
 from arcface_keras.match import (
@@ -29,7 +30,7 @@ from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.ranking import write_ranking
 from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
 from arcface_keras.run_graphs import load_graph, open_graph, require_graph
-from arcface_keras.shards import open_shards
+from arcface_keras.shards import open_shards, shards_to_parquet
 from arcface_keras.submit import write_submission
 
 __all__ = [
@@ -63,13 +64,16 @@ def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
     return stage(config, progress=progress)
 
 
-def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
+def embed(config: RunConfig, *, embeddings_from: str | None = None, progress: bool = False) -> RunFolder:
     """Stage 2, see `arcface_keras.embed.embed`; Keras is imported when this is called.
 
-    For a ranked format the gallery is embedded as well. With `modality="text"` titles are embedded, see
-    `arcface_keras.text_training.embed`.
+    With `embeddings_from`, a parquet file or a folder of them, rows of others are taken instead, see
+    `foreign_embeddings`. For a ranked format the gallery is embedded as well. With `modality="text"` titles
+    are embedded, see `arcface_keras.text_training.embed`.
     """
     source = gallery_source(config)
+    if embeddings_from is not None:
+        return embeddings_from_parquet(config, embeddings_from)
     if config.modality == "text":
         from arcface_keras.text_training.embed import embed_title_gallery, embed_titles_of
 
@@ -190,21 +194,30 @@ def report(config: RunConfig, *, progress: bool = False) -> Path:
     return write_report(config, progress=progress)
 
 
-def export(config: RunConfig, *, to: str | None = None, progress: bool = False) -> Path:
+def export(
+    config: RunConfig, *, to: str | None = None, embeddings_to: str | None = None, progress: bool = False
+) -> Path:
     """Write the run's embedder as a SavedModel with uint8 signatures, see `models.export_saved_model`.
 
     Args:
         config: of the run; with `flip_average` the mirror image is averaged in, as `embed` does.
         to: folder to write; `saved_model` in the run folder by default.
+        embeddings_to: folder for the embeddings as parquet files, see `shards.shards_to_parquet`; the
+            SavedModel is then written only where `to` is given as well.
         progress: unused; every stage takes it.
 
     Returns:
-        The folder.
+        The folder, of the SavedModel if there are two.
 
     Raises:
-        ValueError: no embedder of photos in the run folder, or the folder holds something other than a
-            SavedModel.
+        ValueError: the run holds no embedder of photos (or no embeddings), the folder something other than a
+            SavedModel, or a shard is missing or damaged.
     """
+    if embeddings_to is not None:
+        run = RunFolder(Path(config.out))
+        shards_to_parquet(run.require(run.embeddings, "embed"), embeddings_to)
+        if to is None:
+            return Path(embeddings_to)
     if config.modality != "image":
         raise ValueError(f"export takes an embedder of photos. Received: modality={config.modality!r}.")
     from arcface_keras.models import export_saved_model, load_model

@@ -175,7 +175,8 @@ def read_ranking(
     problems: list[str] = []
     result: dict[str, list[str]] = {}
     allowed = _allowed(form, known)
-    wanted = None if ids is None else set(check_ids(ids))
+    names = None if ids is None else check_ids(ids)
+    wanted = None if names is None else set(names)
     for number, row in enumerate(read_rows(path, list(form.columns)), start=1):
         if len(row) != 2:
             problems.append(f"row {number}: {len(row)} cells instead of 2")
@@ -190,7 +191,7 @@ def read_ranking(
         faults = _ranking_faults(listed, form, allowed)
         problems += [f"row {number}, column {form.columns[1]}: {fault}" for fault in faults]
         result.setdefault(name, listed)
-    problems += [f"{form.columns[0]} {name!r} is missing" for name in ids or () if name not in result]
+    problems += [f"{form.columns[0]} {name!r} is missing" for name in names or () if name not in result]
     raise_problems(path, "A ranking must list every query once with valid names", problems)
     return result
 

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RECIPES", "Baseline", "Strong", "recipe_values"]
+__all__ = ["RECIPES", "Baseline", "Strong", "Titles", "recipe_values"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,41 @@ class Strong:
     batch_norm: str = "frozen"
 
 
-RECIPES: dict[str, Baseline | Strong] = {"baseline": Baseline(), "strong": Strong()}
+@dataclass(frozen=True)
+class Titles:
+    """The same for an encoder of titles, whose rate is small and whose batches hold no views.
+
+    Mean of the hidden states -> batch normalisation -> unit length. Neck and head learn first on cached
+    features, while the margin rises from .2; then the whole encoder does for three epochs, with a tenth of
+    them as warm-up, clipped gradients, weight decay and margins that fall with the size of the class.
+
+    Reference:
+        Y. Lee (harangdev) and limerobot, first place of Shopee - Price Match Guarantee, Kaggle, 2021.
+    """
+
+    head: str = "arc"
+    s: float = 30.0
+    m: float = 0.3
+    m_start: float = 0.2
+    margin_epochs: int = 5
+    margin_power: float = 0.1
+    embedding_size: int = 0
+    neck_batch_norm: bool = True
+    dropout: float = 0.0
+    top_epochs: int = 60
+    top_learning_rate: float = 1e-3
+    epochs: int = 3
+    learning_rate: float = 1e-4
+    lr_schedule: str = "cosine"
+    clip_norm: float = 10.0
+    weight_decay: float = 0.01
+
+
+RECIPES: dict[str, Baseline | Strong | Titles] = {
+    "baseline": Baseline(),
+    "strong": Strong(),
+    "titles": Titles(),
+}
 
 
 def recipe_values(name: str, batch_size: int) -> dict[str, Any]:

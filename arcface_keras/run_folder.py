@@ -102,6 +102,10 @@ class RunFolder:
         return self.path / "metrics.json"
 
     @property
+    def threshold_curve(self) -> Path:
+        return self.path / "threshold_curve.csv"
+
+    @property
     def submission(self) -> Path:
         return self.path / "submission.csv"
 

@@ -92,7 +92,8 @@ def read_submission(path: str | Path, ids: Sequence[str] | None = None) -> dict[
             problems.append(f"row {number}, column posting_id: {name!r} is there twice")
         else:
             result[name] = row[1].split()
-    known = set(result) if ids is None else set(check_ids(ids))
+    wanted = () if ids is None else check_ids(ids)
+    known = set(result) if ids is None else set(wanted)
     for number, row in enumerate(rows, start=1):
         if len(row) == len(COLUMNS) and row[0].strip():
             if row[0] not in known:
@@ -100,7 +101,7 @@ def read_submission(path: str | Path, ids: Sequence[str] | None = None) -> dict[
             problems += [
                 f"row {number}, column matches: {text}" for text in _faults(row[0], row[1].split(), known)
             ]
-    missing = [name for name in ids or () if name not in result]
+    missing = [name for name in wanted if name not in result]
     problems += [f"posting_id {name!r} is missing" for name in missing]
     raise_problems(path, "A submission must list every posting_id once with valid matches", problems)
     return result

@@ -22,15 +22,14 @@ from arcface_keras.calibrate import expected_row_f1
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import evaluate_matches, format_table, row_f1, self_only_f1
-from arcface_keras.fitting import fit_top
-from arcface_keras.heads import HEADS
-from arcface_keras.heads.create import create_head
+from arcface_keras.fitting import fit_top, fit_whole
 from arcface_keras.models import split_embedder
 from arcface_keras.neighbors import NeighborGraph, find_neighbors
+from arcface_keras.parts import make_head
 from arcface_keras.text import TitleVectorizer, find_text_neighbors
 from arcface_keras.text_training.encoders import new_title_embedder
 from arcface_keras.text_training.features import title_features
-from arcface_keras.text_training.fitting import fit_encoder
+from arcface_keras.text_training.inputs import TitleInputs
 from arcface_keras.text_training.titles import TitleEmbedder
 from arcface_keras.text_training.tokens import padded
 
@@ -101,7 +100,14 @@ def score(name: str, graph: Callable[[Part], NeighborGraph], split: Split, cpu: 
 def compare(split: Split, options: argparse.Namespace, seed: int) -> list[dict[str, object]]:
     """All methods on one split."""
     lines = [score("TF-IDF chars", tfidf_graph, split, 0.0)]
-    config = RunConfig(modality="text", text_encoder=options.encoder, dropout=0.0, epochs=options.epochs)
+    config = RunConfig(
+        modality="text",
+        text_encoder=options.encoder,
+        recipe="titles",
+        epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        seed=seed,
+    )
     _, labels, counts = np.unique(split.learn.labels, return_inverse=True, return_counts=True)
     labels = labels.astype(np.int64)
     keras.utils.set_random_seed(seed)
@@ -114,11 +120,20 @@ def compare(split: Split, options: argparse.Namespace, seed: int) -> list[dict[s
     lines.append(score("encoder untouched", lambda part: cosine_graph(seen[id(part)]), split, passed))
 
     def head(name: str) -> keras.Layer:
-        return create_head(HEADS, name, counts, s=config.s, m=config.m)
+        return make_head(config.replace(head=name), counts, -(-len(labels) // config.top_batch_size))
 
     def top(name: str, neck: keras.Model, layer: keras.Layer) -> None:
         start = time.process_time()
-        fit_top(neck, layer, learn[None], labels, epochs=60, learning_rate=1e-3, batch_size=128, seed=seed)
+        fit_top(
+            neck,
+            layer,
+            learn[None],
+            labels,
+            epochs=config.top_epochs,
+            learning_rate=config.top_learning_rate,
+            batch_size=config.top_batch_size,
+            seed=seed,
+        )
         cpu = passed + time.process_time() - start
 
         def graph(part: Part) -> NeighborGraph:
@@ -128,20 +143,11 @@ def compare(split: Split, options: argparse.Namespace, seed: int) -> list[dict[s
 
     pad = embedder.tokens.pieces.pad
     tokens = padded([embedder.tokens(title) for title in split.learn.titles], pad)
+    inputs = TitleInputs(tokens, pad, np.array(split.learn.titles))
 
     def tune(name: str, tuned: TitleEmbedder, layer: keras.Layer) -> None:
         start = time.process_time()
-        history = fit_encoder(
-            tuned.model,
-            layer,
-            tokens,
-            pad,
-            labels,
-            epochs=options.epochs,
-            learning_rate=options.learning_rate,
-            batch_size=32,
-            seed=seed,
-        )
+        history = fit_whole(tuned.model, layer, inputs, np.arange(len(labels)), labels, config)
         print(" ".join(f"{row['loss']:.2f}/{row['accuracy']:.2f}" for row in history), flush=True)
         cpu = passed + time.process_time() - start
         rows = {id(part): tuned(part.titles)[0] for part in (split.choose, split.report)}

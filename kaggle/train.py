@@ -26,8 +26,9 @@ for folder, folders, names in os.walk(INPUT, followlinks=True):
         Path(folder, name) for name in names if name.startswith("arcface_keras-") and name.endswith(".whl")
     ]
 if wheels:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheels[0])]
-    subprocess.run(command, check=True)
+    # A session that goes on after the dataset was updated may hold another wheel of the same version.
+    options = ["--quiet", "--no-deps", "--no-index", "--force-reinstall"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheels[0])], check=True)
     importlib.invalidate_caches()
 if importlib.util.find_spec("arcface_keras") is None:
     raise SystemExit(f"Attach the dataset with the arcface_keras wheel. Received: none below {INPUT}.")

@@ -11,18 +11,19 @@ import arcface_keras
 
 PACKAGE = Path(arcface_keras.__file__).parent
 STREET = """
-    _version _checks _fields _cores _scratch _files _progress _native_log cluster reference metrics
-    shards embeddings listings held_out gallery heads cleaning losses schedules backbones models data
-    recipes config facts run_folder inference features feature_cache training training_folds fitting
-    parts train embed_source embed_shards embed neighbors text text_training hashing units postprocess
-    pairs calibrate signals run_graphs matching_plan match_shards match evaluate ablation submit ranking
-    new_identity lookup report pipeline kernel bundle rehearse cli __main__
+    _version _checks _fields _cores _scratch _files _memory _progress _native_log _unit_rows cluster
+    reference metrics shards embeddings listings held_out gallery heads cleaning losses schedules
+    backbones models data recipes config facts run_folder inference features feature_cache training
+    training_folds fitting parts train_stage train embed_source embed_shards shard_actor embed_ray embed
+    foreign_embeddings neighbors text text_training hashing units postprocess pairs calibrate signals
+    run_graphs matching_plan match_shards match evaluate ablation submit ranking new_identity lookup
+    report pipeline kernel bundle rehearse cli __main__
 """.split()  # noqa: SIM905
 NUMPY_ONLY = """
     cluster reference metrics shards embeddings listings held_out gallery data recipes config facts
-    run_folder neighbors text hashing units postprocess pairs calibrate signals run_graphs matching_plan
-    match_shards match evaluate ablation submit ranking new_identity lookup report pipeline kernel
-    bundle rehearse cli
+    run_folder foreign_embeddings neighbors text hashing units postprocess pairs calibrate signals run_graphs
+    matching_plan match_shards match evaluate ablation submit ranking new_identity lookup report pipeline
+    kernel bundle rehearse cli
 """.split()  # noqa: SIM905
 HEAVY = {"keras", "tensorflow", "jax", "torch"}
 

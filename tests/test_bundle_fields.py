@@ -51,6 +51,8 @@ def test_fields_of_a_bundle_are_without_fault() -> None:
         ({"model_sources": ["some-body/arcface-keras/keras/default"]}, "model_sources holds"),
         ({"model_sources": ["some-body/arcface-keras/keras/default/last"]}, "model_sources holds"),
         ({"model_sources": ["some-body/arcface-keras/kerosene/default/1"]}, "model_sources holds"),
+        ({"model_sources": ["some-body/arcface-keras/keras/default/0"]}, "model_sources holds"),
+        ({"dataset_sources": ["some-body/data/0"]}, "dataset_sources holds"),
         (
             {"docker_image_pinning_type": "newest"},
             "docker_image_pinning_type must be one of original, latest",

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,3 +180,24 @@ class listener:  # noqa: N801
         socket.create_connection(self.socket.getsockname()).close()
         self.thread.join()
         self.socket.close()
+
+
+def test_token_is_shown_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cluster.Path, "home", lambda: tmp_path)
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert cluster._token_variables() == {}
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x")
+    assert cluster._token_variables() == {"RAY_AUTH_MODE": "token"}
+    (tmp_path / ".ray" / "auth_token").rename(tmp_path / "token")
+    assert cluster._token_variables() == {}
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert cluster._token_variables() == {"RAY_AUTH_MODE": "token"}
+
+
+def test_last_line_of_an_error_has_words() -> None:
+    grpc = '<Rendezvous of RPC that terminated with:\n\tdetails = "gone"\n\tdebug = "x"\n>'
+    assert cluster._last_line(RuntimeError(grpc)) == 'details = "gone"'
+    assert cluster._last_line(RuntimeError("first\nlast \n\n")) == "last"
+    assert cluster._last_line(RuntimeError()) == "RuntimeError()"

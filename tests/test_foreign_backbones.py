@@ -1,5 +1,6 @@
 """Backbones that are a Keras file or model: their pixels, their outputs, and what is refused."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,19 @@ import pytest
 from keras import layers
 
 from arcface_keras.backbones import PIXEL_RANGES, build_backbone
+from arcface_keras.bundle import bundle
 from arcface_keras.config import RunConfig
 from arcface_keras.embed import embed
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.models import build_embedder, load_model, save_embedder
+from arcface_keras.models import (
+    build_embedder,
+    load_model,
+    load_portable,
+    read_metadata,
+    rebuild_embedder,
+    save_embedder,
+    write_portable,
+)
 from arcface_keras.train import train
 
 SIZE = 32
@@ -125,8 +135,8 @@ def test_preset_without_keras_hub_says_how_to_install_it(
         build_backbone("hub:absent", SIZE, pixel_range="unit")
 
 
-def test_file_goes_through_train_and_embed(
-    catalogue: Callable[..., tuple[Path, Path]], tmp_path: Path
+def test_file_goes_through_train_embed_and_bundle(
+    catalogue: Callable[..., tuple[Path, Path]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train_csv, images = catalogue(range(8), 3, prefix="train")
     convolving().save(tmp_path / "own.keras")
@@ -151,3 +161,41 @@ def test_file_goes_through_train_and_embed(
     rows = Embeddings.load(run.embeddings).rows
     assert rows.shape == (24, 8)
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
+    made = bundle(config, to=tmp_path / "bundle", owner="somebody").path / "model"
+    (tmp_path / "own.keras").unlink()
+    rebuilt, kept = load_portable(made), load_model(run.embedder)
+    np.testing.assert_allclose(rebuilt(PIXELS), kept(PIXELS), rtol=1e-5, atol=1e-6)
+    assert json.loads((made / "embedder.json").read_text())["recipe"]["backbone"] == "keras:own.keras"
+    assert str(tmp_path) not in (made / "run.json").read_text() + (made / "embedder.json").read_text()
+    assert read_metadata(made / "embedder.keras")["backbone"] == "keras:own.keras"
+    assert "the training kernel will lack its backbone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ending", "pixels"), [("map", "unit"), ("vector", "caffe"), ("sequence", "imagenet"), ("map", "255")]
+)
+def test_embedder_of_a_file_is_rebuilt_without_the_file(ending: str, pixels: str, tmp_path: Path) -> None:
+    convolving(ending=ending).save(tmp_path / "own.keras")
+    backbone = f"keras:{tmp_path / 'own.keras'}"
+    embedder = build_embedder(backbone, SIZE, pixel_range=pixels, embedding_size=4, batch_norm=True)
+    save_embedder(embedder, tmp_path / "embedder.keras", {"backbone": backbone})
+    (tmp_path / "own.keras").unlink()
+    recipe, weights = write_portable(tmp_path / "embedder.keras", tmp_path / "portable")
+    rebuilt = load_portable(tmp_path / "portable")
+    np.testing.assert_allclose(rebuilt(PIXELS), embedder(PIXELS), rtol=1e-5, atol=1e-6)
+    content = json.loads(recipe.read_text())
+    assert PIXEL_RANGES[pixels].blue_first is content["recipe"]["foreign"]["blue_first"]
+    of_tomorrow = json.loads(
+        recipe.read_text().replace(
+            '"kernel_size"', '"of_tomorrow": null, "renorm": false, "renorm_momentum": 0.9, "kernel_size"'
+        )
+    )
+    rebuilt = rebuild_embedder(of_tomorrow["recipe"], weights)
+    np.testing.assert_allclose(rebuilt(PIXELS), embedder(PIXELS), rtol=1e-5, atol=1e-6)
+    content["recipe"]["foreign"]["offset"] = [1000.0, 0.0, 0.0]
+    recipe.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="must give the embedding it gave when it was saved"):
+        load_portable(tmp_path / "portable")
+    content["recipe"]["foreign"]["model"]["class_name"] = "NoSuchModel"
+    with pytest.raises(ValueError, match=r"must be a model that Keras \S+ can build. Received:"):
+        rebuild_embedder(content["recipe"], weights)

@@ -11,7 +11,7 @@ import pytest
 from hub_presets import keras_hub_or_skip
 
 from arcface_keras.backbones import build_backbone
-from arcface_keras.models import build_embedder, save_embedder
+from arcface_keras.models import build_embedder, load_portable, save_embedder, write_portable
 
 keras_hub = keras_hub_or_skip()
 
@@ -105,3 +105,10 @@ def test_hub_embedder_loads_in_a_fresh_process(vit: tuple[Path, Any], tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), embedder(PIXELS), rtol=1e-4, atol=1e-6)
+
+
+def test_hub_embedder_is_rebuilt_without_the_folder(resnet: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    embedder = build_embedder(f"hub:{resnet[0]}", SIZE, embedding_size=4)
+    save_embedder(embedder, tmp_path / "embedder.keras", {"backbone": "hub:gone"})
+    write_portable(tmp_path / "embedder.keras", tmp_path)
+    np.testing.assert_allclose(load_portable(tmp_path)(PIXELS), embedder(PIXELS), rtol=1e-4, atol=1e-6)

@@ -249,6 +249,16 @@ def test_exif_jpeg_and_rotated_png_give_the_same_pixels(tmp_path):
     np.testing.assert_array_equal(load(tmp_path, data), load(tmp_path, encoded(rotated, "PNG")))
 
 
+def test_a_photo_is_not_blamed_where_pillow_is_missing(tmp_path, monkeypatch):
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(encoded(photo(), "JPEG"))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match="needs Pillow: pip install"):
+        load_image(path, SIZE)
+    with pytest.raises(ImportError, match="needs Pillow: pip install"):
+        scan_images([path], SIZE)
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
 def test_broken_exif_does_not_lose_the_photo(tmp_path):
     data = encoded(photo(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\x7fgarbage")

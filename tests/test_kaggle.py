@@ -18,7 +18,8 @@ from arcface_keras.bundle.fields import dataset_faults, kernel_faults, model_fau
 from arcface_keras.cli import main
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.kernel import lay_out, predict
+from arcface_keras.kernel import lay_out, predict, public_facts
+from arcface_keras.rehearse.trial import run_trial
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.submit import read_submission
 
@@ -116,21 +117,37 @@ def test_bundle_tells_nothing_of_the_machine(bundled: Path, config: RunConfig) -
         assert own not in path.read_text("utf-8"), path.name
 
 
+def test_public_facts_hold_no_address_of_a_cluster(config: RunConfig) -> None:
+    content = json.loads(RunFolder(Path(config.out)).run_json.read_text("utf-8"))
+    content["config"]["address"] = "10.1.2.3:6379"
+    assert "10.1.2.3" not in json.dumps(public_facts(content))
+
+
+@pytest.mark.parametrize("engine", ["faiss_flat", "ray_pruned"])
+def test_bundle_warns_of_an_engine_that_the_kernel_lacks(
+    engine: str, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle(config.replace(engine=engine), to=tmp_path / "bundle", owner="somebody")
+    assert f"the engine {engine} is not in Kaggle's image" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"owner": "Some Body"}, "dataset/dataset-metadata.json: id must be owner/slug"),
+        ({"owner": "Some Body"}, "owner must be as addresses on Kaggle have it.*Received: owner='Some Body'"),
+        ({"name": "under_score"}, "name must be as addresses on Kaggle have it"),
+        ({"competition": "https://www.kaggle.com/c/shop"}, "competition must be as addresses on Kaggle"),
+        ({"variation": ""}, "variation must be as addresses on Kaggle have it"),
+        ({"version": 0}, "version must be a positive integer"),
         ({"name": "ab"}, "model/model-metadata.json: title must have 5 to 50 characters"),
-        ({"competition": "a/b"}, "infer_kernel/kernel-metadata.json: competition_sources holds 'a/b'"),
-        ({"version": 0.5}, "model_sources holds 'somebody/arcface-keras/keras/default/0.5'"),
+        ({"name": "x" * 50}, "dataset/dataset-metadata.json: title must have 6 to 50 characters"),
     ],
 )
 def test_bundle_refuses_names_that_kaggle_refuses(
     options: dict, message: str, config: RunConfig, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="Kaggle's metadata must hold what Kaggle takes") as error:
+    with pytest.raises(ValueError, match=message):
         bundle(config, to=tmp_path / "bundle", **{"owner": "somebody", **options})
-    assert message in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -343,7 +360,7 @@ def test_submission_faults_find_numbers_that_are_none(config: RunConfig, tmp_pat
     assert "embeddings hold NaN or infinity" in rehearse.submission_faults(run, ids)
 
 
-def fake_trials(monkeypatch: pytest.MonkeyPatch, seconds_a_row: float) -> list[dict]:
+def fake_trials(monkeypatch: pytest.MonkeyPatch, seconds_a_row: float, readable: float = 1.0) -> list[dict]:
     """Trials that match without a network: the real embeddings are made up, everything else is real."""
     from arcface_keras._files import write_json
     from arcface_keras.rehearse import rehearsal
@@ -365,7 +382,8 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch, seconds_a_row: float) -> list[d
             vectors = np.random.default_rng(0).normal(size=(rows, 8))
             Embeddings.normalized(ids, vectors).save(run.embeddings)
             write_json(run.listings, {"titles": ["x"] * rows, "phashes": [""] * rows})
-            record_stage(run, made, "embed", {}, 1.0)
+            broken = dict.fromkeys(ids[: round(rows * (1 - readable))], "it is broken")
+            record_stage(run, made, "embed", {"unreadable": broken}, 1.0)
             seconds["embed"] = 2.0 + seconds_a_row * rows
         made = RunConfig.load(run.run_json)
         pipeline.match(made)
@@ -403,6 +421,17 @@ def test_rehearsal_carries_the_embedding_on_and_says_so(
     assert "200*" in result.text()
 
 
+def test_rehearsal_finds_it_a_problem_that_no_photo_can_be_read(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_trials(monkeypatch, 0.01, readable=0.1)
+    assert rehearse.rehearse(config, rows=40).problems == []
+    fake_trials(monkeypatch, 0.01, readable=0.0)
+    assert rehearse.rehearse(config, rows=40).problems == [
+        "40 rows: no photo could be read, the first because it is broken"
+    ]
+
+
 def test_rehearsal_over_the_limit_fails_loudly(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,6 +456,13 @@ def test_rehearsal_over_the_limit_fails_loudly(
 def test_rehearsal_options_are_checked(options: dict, message: str, config: RunConfig) -> None:
     with pytest.raises(ValueError, match=message):
         rehearse.rehearse(config, **options)
+
+
+def test_trial_that_fails_says_why_without_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"with 7 rows. Received: exit status 1: a run folder must hold run\.json"
+    ):
+        run_trial({"stages": ["match", "submit"], "work": str(tmp_path)}, 7)
 
 
 @pytest.mark.slow

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arcface_keras._files import write_json
+from arcface_keras._files import read_json, write_json
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.held_out import HeldOut
+from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.listings import Listings
 from arcface_keras.match import match, match_embeddings, match_listings, parse_steps
+from arcface_keras.metrics import row_f1
 from arcface_keras.neighbors import find_neighbors
 from arcface_keras.neighbors.auto import engine_taken
+from arcface_keras.run_folder import RunFolder
 from arcface_keras.signals import SearchOptions
 
 
@@ -138,6 +140,36 @@ def test_other_share_of_titles_is_warned_of(caplog: pytest.LogCaptureFixture) ->
 def test_threshold_that_is_no_number_is_named(threshold: Any) -> None:
     with pytest.raises(ValueError, match="threshold must be a finite number. Received: threshold="):
         match_embeddings(three(), threshold=threshold)
+
+
+def test_match_writes_the_curve_that_its_threshold_was_chosen_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    run = RunFolder(tmp_path)
+    parts = []
+    for number in range(2):
+        labels = np.repeat(np.arange(6), 3)
+        rows = rng.normal(size=(6, 8))[labels] + 0.4 * rng.normal(size=(18, 8))
+        parts.append(HeldOut(Embeddings.normalized([f"{number}-{i}" for i in range(18)], rows), labels))
+    save_held_out(run.held_out, parts)
+    three().save(run.embeddings)
+    write_json(run.listings, {"titles": [""] * 3, "phashes": [""] * 3})
+    write_json(run.run_json, {"config": {"out": str(tmp_path)}, "stages": {"train": {}, "embed": {}}})
+    config = RunConfig(out=str(tmp_path), steps="")
+    matches = match(config)
+    known = np.loadtxt(run.threshold_curve, delimiter=",", skiprows=1)
+    assert run.threshold_curve.read_text().startswith("threshold,expected_f1\n")
+    assert (np.diff(known[:, 0]) > 0).all()
+    for threshold, promised in known[::100]:
+        scores = []
+        for part in parts:
+            graph = find_neighbors(part.embeddings, 18)
+            scores.append(row_f1(graph.keep(graph.similarities >= threshold), part.labels))
+        # Three listings are fewer than the held-out ones, so that nothing is corrected for the size.
+        assert promised == pytest.approx(np.concatenate(scores).mean(), abs=1e-5)
+    assert np.interp(matches.threshold, *known.T) == pytest.approx(matches.expected_f1, abs=1e-5)
+    assert "curve" not in read_json(run.metrics)["calibration"]
+    match(config.replace(threshold=0.6))
+    assert not run.threshold_curve.exists()
 
 
 @pytest.mark.parametrize("steps", ["nosuch", "cap:nosuch=3", "cap:k=auto", "cap:k"])

@@ -61,6 +61,7 @@ def test_notebooks_exist() -> None:
     assert {path.stem for path in NOTEBOOKS} >= {
         "01_margin_on_unseen_identities",
         "02_angular_heads_on_digits",
+        "03_match_products",
         "04_check_your_gradients",
     }
 

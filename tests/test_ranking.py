@@ -90,7 +90,7 @@ def test_ranking_scores_as_map_at_5_says(tmp_path: Path) -> None:
     )
     lists = rank_identities(graph, ["a", "b", "c"], new_identity="new_whale", threshold=0.5)
     write_ranking(tmp_path / "s.csv", ["q0", "q1"], lists, known=["a", "b", "c"])
-    back = list(read_ranking(tmp_path / "s.csv", ids=["q0", "q1"]).values())
+    back = list(read_ranking(tmp_path / "s.csv", ids=np.array(["q0", "q1"], dtype=object)).values())
     names = ["a", "b", "c", "new_whale"]
     score = map_at_k(back, ["b", "new_whale"], 5, gallery_labels=names, ids=names)
     assert score == pytest.approx((1 / 2 + 1 / 2) / 2)

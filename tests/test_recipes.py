@@ -72,7 +72,9 @@ def test_recipe_in_replace_brings_its_values() -> None:
 
 
 def test_recipe_that_does_not_exist_lists_those_that_do() -> None:
-    with pytest.raises(ValueError, match="recipe must be one of baseline, strong. Received: recipe='best'"):
+    with pytest.raises(
+        ValueError, match="recipe must be one of baseline, strong, titles. Received: recipe='best'"
+    ):
         RunConfig(recipe="best")
     with pytest.raises(ValueError, match="recipe must be one of baseline, strong"):
         RunConfig().replace(recipe="best")

@@ -78,7 +78,9 @@ def make_run(folder: Path, *, labelled: bool, groups: int = 7, shots: int = 4, *
     for seed in (1, 2):
         labels = np.repeat(np.arange(8), 4)
         names = [f"held-{seed}-{i}" for i in range(32)]
-        parts.append(HeldOut(Embeddings.normalized(names, noisy(labels + 100 * seed - 90, seed)), labels))
+        embeddings = Embeddings.normalized(names, noisy(labels + 100 * seed - 90, seed))
+        titles, phashes = [f"thing {label}" for label in labels], [f"{label:016x}" for label in labels]
+        parts.append(HeldOut(embeddings, labels, tuple(titles), tuple(phashes)))
     save_held_out(run.held_out, parts)
     record_stage(run, config, "train", {"unreadable": {"old-1": "the file is empty"}}, 1.0)
     Embeddings.normalized(list(listings.posting_ids), rows).save(run.embeddings)
@@ -229,6 +231,30 @@ def test_report_says_how_to_get_what_an_older_run_folder_lacks(tmp_path: Path) -
     assert "run `arcface-keras match` again" in read(report(config)).text
 
 
+def test_report_draws_what_held_out_groups_promise(unlabelled: tuple[RunConfig, Path]) -> None:
+    config, path = unlabelled
+    assert "expected from held-out groups" in read(path).text
+    curve = RunFolder(Path(config.out)).threshold_curve
+    known = np.loadtxt(curve, delimiter=",", skiprows=1)
+    between = (known[100, 0] + known[101, 0]) / 2
+    promised = summaries.promised_curve(curve, np.array([known[100, 0], between, 9.0]))
+    assert promised[:2] == pytest.approx([known[100, 1], known[100:102, 1].mean()])
+    assert promised[2] == known[-1, 1]
+
+
+def test_report_of_a_pair_classifier_fits_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(tmp_path, labelled=True, steps="pair_classifier:max_iter=3")
+
+    def fit(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a report must not take minutes")
+
+    monkeypatch.setattr("sklearn.ensemble.HistGradientBoostingClassifier.fit", fit)
+    page = read(report(config))
+    assert "arcface-keras evaluate --ablate" in page.text
+    assert "expected from held-out groups" in page.text
+    assert "steps" not in [attrs["id"] for attrs in page.of("figure")]
+
+
 def test_report_command_writes_the_page_by_either_name_of_its_folder(
     labelled: tuple[RunConfig, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +271,13 @@ def test_report_of_a_folder_without_matches_names_the_stage(tmp_path: Path) -> N
     config = make_run(tmp_path, labelled=True)
     RunFolder(Path(config.out)).neighbors.unlink()
     with pytest.raises(ValueError, match=r"neighbors\.npz, which the stage `match` writes"):
+        report(config)
+
+
+def test_report_of_other_metrics_names_the_file(tmp_path: Path) -> None:
+    config = make_run(tmp_path, labelled=True)
+    write_json(RunFolder(Path(config.out)).metrics, [])
+    with pytest.raises(ValueError, match=r"metrics\.json must hold one object. Received: list"):
         report(config)
 
 
@@ -405,9 +438,9 @@ class Opened:
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Callable[..., Opened]:
-    """`browse(path, hash)`: the page as the browser has it after its script ran, and its console."""
+    """`browse(path, hash, *options)`: the page as the browser has it after its script, and its console."""
 
-    def run(path: Path, address: str = "") -> Opened:
+    def run(path: Path, address: str = "", *options: str) -> Opened:
         done = subprocess.run(
             [
                 str(CHROMIUM),
@@ -418,6 +451,7 @@ def browse(tmp_path: Path) -> Callable[..., Opened]:
                 f"--user-data-dir={tmp_path / 'profile'}",
                 "--virtual-time-budget=4000",
                 "--enable-logging=stderr",
+                *options,
                 "--dump-dom",
                 path.resolve().as_uri() + address,
             ],
@@ -429,6 +463,77 @@ def browse(tmp_path: Path) -> Callable[..., Opened]:
         title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
         console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         return Opened(Page(done.stdout), title.group(1) if title else "", console)
+
+    return run
+
+
+HARNESS = """<!doctype html><iframe width="320" height="700"></iframe><pre id="result"></pre>
+<script>
+const frame = document.querySelector("iframe");
+const light = (color) => {
+  const parts = color.match(/[\\d.]+/g).map(Number);
+  const [r, g, b] = parts.slice(0, 3).map((x) => x / 255).map(
+    (x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+  return { value: 0.2126 * r + 0.7152 * g + 0.0722 * b, solid: parts.length < 4 || parts[3] > 0 };
+};
+frame.onload = () => {
+  const page = frame.contentDocument, view = frame.contentWindow, style = (one) => view.getComputedStyle(one);
+  const seen = (one) => one.getClientRects().length > 0;
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const found = light(style(one).backgroundColor);
+      if (found.solid) return found.value;
+    }
+    return 1;
+  };
+  const contrast = (one) => {
+    const [low, high] = [light(style(one).color).value, behind(one)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const texts = [...page.body.querySelectorAll("*")].filter((one) =>
+    !one.closest("svg, script, style") && seen(one)
+    && [...one.childNodes].some((part) => part.nodeType === 3 && part.data.trim()));
+  const keys = [...page.querySelectorAll("a[href], button, input, summary, [tabindex]")].filter(seen);
+  const cards = () => [...page.querySelectorAll(".card")].filter(seen).length;
+  const words = page.getElementById("words");
+  const type = (text) => {
+    words.value = text;
+    words.dispatchEvent(new view.Event("input", { bubbles: true }));
+  };
+  for (const tile of page.querySelectorAll(".tiles strong")) tile.textContent = "123,456,789";
+  const result = {
+    width: page.documentElement.scrollWidth - page.documentElement.clientWidth,
+    ground: light(style(page.body).backgroundColor).value,
+    pale: texts.filter((one) => contrast(one) < 4.5).map((one) => one.outerHTML.slice(0, 80)),
+    texts: texts.length,
+    keys: keys.length,
+    lost: keys.filter((one) => {
+      one.focus();
+      return page.activeElement !== one || style(one).outlineStyle === "none" || one.tabIndex < 0;
+    }).map((one) => one.outerHTML.slice(0, 80)),
+    all: cards(),
+  };
+  type("THING 3");
+  result.typed = [...page.querySelectorAll(".card")].filter(seen).map((card) => card.dataset.text);
+  type("");
+  result.again = cards();
+  page.querySelector('[data-kind="borderline"]').click();
+  result.pressed = cards();
+  document.getElementById("result").textContent = JSON.stringify(result);
+};
+frame.src = location.hash.slice(1);
+</script>"""
+
+
+@pytest.fixture
+def look(browse: Callable[..., Opened], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """`look(path, *options)`: what a page of a phone's width measures, and does when it is used."""
+
+    def run(path: Path, *options: str) -> dict[str, Any]:
+        (tmp_path / "harness.html").write_text(HARNESS, "utf-8")
+        options = ("--allow-file-access-from-files", *options)
+        opened = browse(tmp_path / "harness.html", f"#{path.resolve().as_uri()}", *options)
+        return dict(json.loads(opened.page.text))
 
     return run
 
@@ -470,6 +575,41 @@ def test_report_filters_by_words_and_by_gallery(
     assert pressed == ["borderline"]
     assert 0 < len(seen(opened)) < len(every)
     assert opened.console == []
+
+
+@in_browser
+def test_report_is_used_by_keys_on_a_phone_in_light_and_dark(
+    labelled: tuple[RunConfig, Path], look: Callable[..., dict[str, Any]]
+) -> None:
+    every = [str(card["data-text"]) for card in read(labelled[1]).of("article", "card")]
+    wanted = [text for text in every if "thing" in text and "3" in text]
+    grounds = []
+    for options in ((), ("--force-dark-mode",)):
+        found = look(labelled[1], *options)
+        assert found["width"] == 0, "nothing wider than the screen"
+        assert found["texts"] > 50
+        assert found["pale"] == []
+        assert found["keys"] > 10
+        assert found["lost"] == [], "every control is reached by keys and shows that it is"
+        assert found["all"] == found["again"] == len(every)
+        assert found["typed"] == wanted
+        assert 0 < found["pressed"] < len(every)
+        grounds.append(found["ground"])
+    assert grounds[0] > 0.8 > 0.1 > grounds[1]
+
+
+@in_browser
+def test_look_catches_a_page_that_is_pale_wide_and_without_keys(
+    labelled: tuple[RunConfig, Path], look: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    text = labelled[1].read_text("utf-8")
+    spoilt = ".meta { color: #ccc } .tiles { width: 400px } :focus-visible { outline: none }"
+    page = tmp_path / "spoilt.html"
+    page.write_text(text.replace("</head>", f"<style>{spoilt}</style></head>", 1), "utf-8")
+    found = look(page)
+    assert found["width"] > 0
+    assert any('class="meta"' in one for one in found["pale"])
+    assert found["lost"]
 
 
 @in_browser

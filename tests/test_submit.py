@@ -141,6 +141,14 @@ def test_reading_takes_a_byte_order_mark_and_any_line_ends(tmp_path: Path) -> No
     assert read_submission(tmp_path / "s.csv", ["a", "b"]) == {"b": ["b", "a"], "a": ["a"]}
 
 
+def test_reading_takes_ids_as_a_catalogue_holds_them(tmp_path: Path) -> None:
+    write_submission(tmp_path / "s.csv", ["a", "b"], [["a", "b"], ["b"]])
+    ids = np.array(["a", "b"], dtype=object)
+    assert read_submission(tmp_path / "s.csv", ids) == {"a": ["a", "b"], "b": ["b"]}
+    with pytest.raises(ValueError, match="posting_id 'c' is missing"):
+        read_submission(tmp_path / "s.csv", np.array(["a", "b", "c"], dtype=object))
+
+
 def test_reading_refuses_other_encodings(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_bytes("posting_id,matches\nä,ä\n".encode("latin-1"))
     with pytest.raises(ValueError, match="well formed CSV in UTF-8"):

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from arcface_keras import pipeline
 from arcface_keras.backbones.hub import load_preset
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.heads import ArcMarginProduct
 from arcface_keras.held_out import load_held_out
 from arcface_keras.models import build_embedder, build_title_embedder, save_embedder, split_embedder
 from arcface_keras.run_folder import RunFolder
@@ -27,8 +27,7 @@ from arcface_keras.text import encode_titles
 from arcface_keras.text_training import features as features_module
 from arcface_keras.text_training.encoders import encoder_folder, new_title_embedder
 from arcface_keras.text_training.features import title_features
-from arcface_keras.text_training.fitting import fit_encoder
-from arcface_keras.text_training.titles import TitleEmbedder, load_title_embedder
+from arcface_keras.text_training.titles import TitleEmbedder, TitleRecipe, load_title_embedder
 from arcface_keras.text_training.tokens import TitleTokens, find_word_pieces, padded
 
 keras_hub = keras_hub_or_skip()
@@ -184,6 +183,11 @@ def test_title_rows_keep_their_order_whatever_the_batch(config: RunConfig) -> No
         np.testing.assert_allclose(embedder([title])[0][0], row, rtol=1e-3, atol=1e-5)
     assert not rows[-1].any()
     assert list(empty) == [len(TITLES)]
+    # As it is done on a cluster: the recipe travels, the network comes beside it.
+    recipe = pickle.loads(pickle.dumps(TitleRecipe(embedder.tokens.to_dict(), 2)))
+    blank: dict[int, str] = {}
+    np.testing.assert_array_equal(recipe.rows_of(embedder.model, 1)([*TITLES, " "], blank)[0], rows)
+    assert blank == empty
     with pytest.raises(ValueError, match="Received: 1 ids and 2 titles"):
         embedder.embeddings(["a"], ["b", "c"])
 
@@ -266,22 +270,6 @@ def test_whole_training_changes_the_encoder(tuned: tuple[RunConfig, RunFolder]) 
     assert len(load_held_out(run.held_out)) == 1
 
 
-def test_fit_encoder_lowers_the_loss_and_sets_the_moments(config: RunConfig) -> None:
-    embedder = new_title_embedder(config)
-    titles = [title for title in titles_of(config.train) if title.strip()]
-    tokens = padded([embedder.tokens(title) for title in titles], 0)
-    labels = np.repeat(np.arange(10), 3)
-    head = ArcMarginProduct(10, s=16.0, m=0.1)
-    history = fit_encoder(
-        embedder.model, head, tokens, 0, labels, epochs=8, learning_rate=3e-3, batch_size=15, seed=0
-    )
-    assert len(history) == 8
-    assert history[-1]["loss"] < history[0]["loss"]
-    (pooled,) = TitleEmbedder(split_embedder(embedder.model)[0], embedder.tokens)(titles)
-    norm = embedder.model.get_layer("embedding_batch_norm")
-    np.testing.assert_allclose(norm.moving_mean, pooled.mean(axis=0), rtol=1e-3, atol=1e-4)
-
-
 def test_embed_of_titles_goes_on_at_the_first_missing_shard(
     tuned: tuple[RunConfig, RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +310,7 @@ def test_title_features_are_kept_by_tokens_and_weights(
 
 
 def test_title_options_that_cannot_hold_are_refused(config: RunConfig, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"does not know must be left .* Received: pooling='gem', views=3"):
+    with pytest.raises(ValueError, match=r"options of photos must .* Received: pooling='gem', views=3"):
         pipeline.train(config.replace(out=tmp_path / "a", pooling="gem", views=3))
     with pytest.raises(ValueError, match=r"title_tokens must lie in 3\.\.12"):
         pipeline.train(config.replace(out=tmp_path / "b", title_tokens=13))

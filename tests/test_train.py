@@ -19,6 +19,7 @@ from arcface_keras.held_out import load_held_out
 from arcface_keras.models import build_embedder, read_metadata, split_embedder
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.train import train
+from arcface_keras.training.inputs import PhotoInputs
 
 Write = Callable[..., tuple[Path, Path]]
 
@@ -221,8 +222,9 @@ def test_fit_whole_moves_the_backbone_but_not_its_batch_statistics(config: RunCo
     before = {variable.path: keras.ops.convert_to_numpy(variable).copy() for variable in backbone.variables}
     paths = np.array(sorted(Path(str(config.images)).iterdir()), dtype=object)
     labels = np.array([int(path.stem.split("_")[1]) for path in paths])
-    settings = RunConfig(epochs=1, learning_rate=1e-3, batch_size=14, seed=0)
-    fit_whole(embedder, ArcMarginProduct(9), paths, labels, settings)
+    settings = RunConfig(epochs=1, learning_rate=1e-3, batch_size=14, seed=0, image_size=32)
+    rows = np.arange(len(paths))
+    fit_whole(embedder, ArcMarginProduct(9), PhotoInputs(paths, settings), rows, labels, settings)
     moved = {
         variable.path
         for variable in backbone.variables

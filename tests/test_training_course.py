@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tiny_backbone
 
-from arcface_keras import fitting, parts
+from arcface_keras import fitting, parts, train_stage
 from arcface_keras.config import RunConfig
 from arcface_keras.data.perceptual import perceptual_hash
 from arcface_keras.heads import HEADS
@@ -109,8 +109,8 @@ def test_train_watches_plain_cosines_of_rows_it_does_not_learn(
     monkeypatch.setattr(
         parts,
         "fit_whole",
-        lambda embedder, head, paths, labels, *a, **k: (
-            learnt.append((paths, labels)) or fit(embedder, head, paths, labels, *a, **k)
+        lambda embedder, head, inputs, rows, labels, *a, **k: (
+            learnt.append((inputs.paths[rows], labels)) or fit(embedder, head, inputs, rows, labels, *a, **k)
         ),
     )
     run = train(config)
@@ -159,7 +159,7 @@ def test_train_keeps_the_epoch_its_monitor_prefers(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, monitor: str, column: str, sign: int
 ) -> None:
     scores = iter([0.2, 0.9, 0.1, 0.3, 0.4])
-    original = fitting.watch_photos
+    original = fitting.watch_inputs
     seen = []
 
     def watch(trainer: keras.Model, *values: object, **options: object) -> Callable[[], dict[str, float]]:
@@ -176,7 +176,7 @@ def test_train_keeps_the_epoch_its_monitor_prefers(
 
         return probe
 
-    monkeypatch.setattr(fitting, "watch_photos", watch)
+    monkeypatch.setattr(fitting, "watch_inputs", watch)
     run = train(config.replace(monitor=monitor, patience=2, epochs=5, top_epochs=0))
     assert [row["epoch"] for row in rows(run)] == ["1", "2", "3", "4"], "two epochs without a gain"
     for kept, best in zip(weights(run), seen[1], strict=True):
@@ -185,7 +185,7 @@ def test_train_keeps_the_epoch_its_monitor_prefers(
 
 
 def test_train_halves_the_rate_on_a_plateau(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "watch_photos", lambda *a, **k: lambda: {"unseen_f1": 0.5, **FLAT})
+    monkeypatch.setattr(fitting, "watch_inputs", lambda *a, **k: lambda: {"unseen_f1": 0.5, **FLAT})
     run = train(
         config.replace(
             monitor="retrieval", reduce_on_plateau=1, epochs=4, top_epochs=0, lr_schedule="constant"
@@ -374,6 +374,28 @@ def test_train_that_can_not_write_says_so_and_keeps_the_checkpoint(
     assert Journal(folder).load("embedder") is not None
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     train(config.replace(resume=True))
+
+
+@pytest.mark.slow
+def test_train_that_can_not_write_its_results_goes_on_with_writing_alone(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("Unable to write (errno = 28, error message = 'No space left on device')")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_stage, "save_embedder", full)
+        with pytest.raises(
+            OSError,
+            match=r"room for what a training leaves. Received: .*No space left.*`train --resume` writes",
+        ):
+            train(config)
+    assert not RunFolder(Path(config.out)).embedder.exists()
+    monkeypatch.setattr(fitting, "run_course", lambda *a, **k: pytest.fail("learnt again"))
+    run = train(config.replace(resume=True))
+    assert load_held_out(run.held_out)
+    assert [row["stage"] for row in rows(run)] == ["top"] * 2 + ["whole"] * 3
+    assert not (run.path / "checkpoint").exists()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from arcface_keras.backbones.base import Backbone
 from arcface_keras.backbones.efficientnet import KERAS_BACKBONES
 from arcface_keras.backbones.efficientnet_lite import LITE_BACKBONES
 from arcface_keras.backbones.foreign import build_foreign, is_foreign
-from arcface_keras.backbones.pixels import PIXEL_RANGES
+from arcface_keras.backbones.pixels import PIXEL_RANGES, PixelRange
 from arcface_keras.backbones.weights import resolve_weights
 
 __all__ = ["BACKBONES", "PIXEL_RANGES", "Backbone", "build_backbone"]
@@ -22,7 +22,7 @@ def build_backbone(
     *,
     weights: str | os.PathLike[str] | None = "imagenet",
     include_top: bool = False,
-    pixel_range: str | None = None,
+    pixel_range: str | PixelRange | None = None,
 ) -> keras.Model:
     """Builds a backbone and fills in its weights.
 

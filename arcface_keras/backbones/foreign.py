@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 
 from arcface_keras.backbones.hub import hub_backbone, import_keras_hub
-from arcface_keras.backbones.pixels import declared_range, fit_image_model
+from arcface_keras.backbones.pixels import PixelRange, declared_range, fit_image_model
 from arcface_keras.backbones.weights import one_line
 
 HUB, FILE = "hub:", "keras:"
@@ -23,7 +23,7 @@ def build_foreign(
     image_size: int | None,
     *,
     weights: str | os.PathLike[str] | None,
-    pixel_range: str | None,
+    pixel_range: str | PixelRange | None,
 ) -> keras.Model:
     """The backbone that `hub:FOLDER`, `keras:FILE.keras` or a model stands for.
 

@@ -74,7 +74,10 @@ def load_preset(folder: str | os.PathLike[str], *, weights: bool = True, **optio
 
 
 def hub_backbone(
-    folder: str, image_size: int | None, weights: str | os.PathLike[str] | None, pixel_range: str | None
+    folder: str,
+    image_size: int | None,
+    weights: str | os.PathLike[str] | None,
+    pixel_range: str | PixelRange | None,
 ) -> keras.Model:
     """An image backbone from a preset folder.
 

@@ -40,16 +40,18 @@ PIXEL_RANGES: dict[str, PixelRange] = {
 """Pixels 0..255; 0..1; -1..1; 0..1 less ImageNet's mean over its std; BGR 0..255 less ImageNet's mean."""
 
 
-def declared_range(pixel_range: str | None, what: str) -> PixelRange:
+def declared_range(pixel_range: str | PixelRange | None, what: str) -> PixelRange:
     """The range of this name.
 
     Args:
-        pixel_range: a key of `PIXEL_RANGES`.
+        pixel_range: a key of `PIXEL_RANGES`, or a range.
         what: the model, for the message.
 
     Raises:
         ValueError: none was declared, or there is none of this name.
     """
+    if isinstance(pixel_range, PixelRange):
+        return pixel_range
     if pixel_range not in PIXEL_RANGES:
         raise ValueError(
             f"{what} does not say which pixels it takes, so pixel_range must be one of "

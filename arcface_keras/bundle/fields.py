@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "OWNER",
     "RETIRED_SHAPES",
+    "SLUG",
     "dataset_faults",
     "kernel_faults",
     "model_faults",
@@ -58,8 +60,9 @@ FRAMEWORKS = [
 ]
 RETIRED_SHAPES = ("NvidiaTeslaP100", "Tpu1VmV38", "TpuV38")
 
-_OWNER = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
-_SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+OWNER = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
+SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_VERSION = re.compile(r"[1-9][0-9]*")
 _KERNEL = [
     "id",
     "id_no",
@@ -137,7 +140,7 @@ def kernel_faults(content: Mapping[str, Any], files: Sequence[str]) -> list[str]
             f"machine_shape must be one that Kaggle still has, such as NvidiaTeslaT4, not {shape!r}"
         )
     faults += _sources(content, "dataset_sources", _dataset_source)
-    faults += _sources(content, "competition_sources", lambda text: bool(_SLUG.fullmatch(text)))
+    faults += _sources(content, "competition_sources", lambda text: bool(SLUG.fullmatch(text)))
     faults += _sources(
         content, "kernel_sources", lambda text: _dataset_source(text) and len(text.split("/")[1]) >= 5
     )
@@ -173,7 +176,7 @@ def dataset_faults(content: Mapping[str, Any], files: Sequence[str]) -> list[str
 def model_faults(content: Mapping[str, Any]) -> list[str]:
     """Faults of a `model-metadata.json`."""
     faults = _unknown(content, _MODEL)
-    faults += _slug(content, "ownerSlug", _OWNER) + _slug(content, "slug", _SLUG)
+    faults += _slug(content, "ownerSlug", OWNER) + _slug(content, "slug", SLUG)
     faults += _text(content, "title", 5, 50)
     if "subtitle" in content and content["subtitle"] != "":
         faults += _text(content, "subtitle", 20, 80)
@@ -188,8 +191,8 @@ def model_faults(content: Mapping[str, Any]) -> list[str]:
 def model_instance_faults(content: Mapping[str, Any]) -> list[str]:
     """Faults of a `model-instance-metadata.json`."""
     faults = _unknown(content, _INSTANCE)
-    faults += _slug(content, "ownerSlug", _OWNER) + _slug(content, "modelSlug", _SLUG)
-    faults += _slug(content, "instanceSlug", _SLUG)
+    faults += _slug(content, "ownerSlug", OWNER) + _slug(content, "modelSlug", SLUG)
+    faults += _slug(content, "instanceSlug", SLUG)
     faults += _choice(content, "framework", FRAMEWORKS)
     faults += _text(content, "licenseName", 1, 100)
     if "fineTunable" in content:
@@ -229,7 +232,7 @@ def _slug(content: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> li
 
 def _address(name: str, value: Any, *, low: int, high: int = 50) -> list[str]:
     owner, _, slug = value.partition("/") if isinstance(value, str) else ("", "", "")
-    if _OWNER.fullmatch(owner) and _SLUG.fullmatch(slug) and low <= len(slug) <= high:
+    if OWNER.fullmatch(owner) and SLUG.fullmatch(slug) and low <= len(slug) <= high:
         return []
     return [f"{name} must be owner/slug with a slug of {low} to {high} characters, not {value!r}"]
 
@@ -243,18 +246,18 @@ def _sources(content: Mapping[str, Any], name: str, good: Callable[[str], bool])
 
 def _dataset_source(text: str) -> bool:
     parts = text.split("/")
-    numbered = len(parts) == 3 and parts[2].isdigit()
+    numbered = len(parts) == 3 and bool(_VERSION.fullmatch(parts[2]))
     if len(parts) != 2 and not numbered:
         return False
-    return bool(_OWNER.fullmatch(parts[0]) and _SLUG.fullmatch(parts[1]))
+    return bool(OWNER.fullmatch(parts[0]) and SLUG.fullmatch(parts[1]))
 
 
 def _model_source(text: str) -> bool:
     parts = text.split("/")
     return (
         len(parts) == 5
-        and bool(_OWNER.fullmatch(parts[0]))
-        and all(_SLUG.fullmatch(part) for part in (parts[1], parts[3]))
+        and bool(OWNER.fullmatch(parts[0]))
+        and all(SLUG.fullmatch(part) for part in (parts[1], parts[3]))
         and parts[2] in FRAMEWORKS
-        and parts[4].isdigit()
+        and bool(_VERSION.fullmatch(parts[4]))
     )

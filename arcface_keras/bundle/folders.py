@@ -20,7 +20,7 @@ __all__ = ["Bundle", "bundle"]
 
 logger = logging.getLogger(__name__)
 
-_ABSENT_ENGINES = ("faiss_flat",)
+_ABSENT_ENGINES = ("faiss_flat", "ray", "ray_pruned")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Bundle:
 
     @property
     def commands(self) -> str:
-        """What to type next, one command a line; the client is Kaggle's own (`pip install kaggle`)."""
+        """What to type next, one command a line; the client is Kaggle's own (`pip install kaggle six`)."""
         owner, name = self.names.owner, self.names.name
         return "\n".join(
             [
@@ -111,7 +111,11 @@ def _write_dataset(folder: Path, config: RunConfig, facts: dict[str, Any]) -> No
     if config.weights == "none":
         return
     from arcface_keras.backbones import build_backbone
+    from arcface_keras.backbones.foreign import is_foreign
 
+    if is_foreign(config.backbone):
+        logger.warning("the training kernel will lack its backbone, which is no part of this package")
+        return
     try:
         backbone = build_backbone(config.backbone, weights=config.weights)
     except ValueError as error:

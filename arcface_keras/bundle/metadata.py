@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from arcface_keras.bundle.fields import slugify
+from arcface_keras._checks import check_count
+from arcface_keras.bundle.fields import OWNER, SLUG, slugify
 
 __all__ = ["Names"]
 
@@ -21,6 +22,9 @@ class Names:
         competition: slug of the competition whose data the kernels read.
         variation: of the model.
         version: of that variation, 1 for the first upload.
+
+    Raises:
+        ValueError: a name that no address on Kaggle has, or a version that is none.
     """
 
     owner: str
@@ -28,6 +32,17 @@ class Names:
     competition: str = "shopee-product-matching"
     variation: str = "default"
     version: int = 1
+
+    def __post_init__(self) -> None:
+        parts = {"owner": OWNER, "name": SLUG, "competition": SLUG, "variation": SLUG}
+        for part, pattern in parts.items():
+            value = getattr(self, part)
+            if not isinstance(value, str) or not pattern.fullmatch(value):
+                raise ValueError(
+                    f"{part} must be as addresses on Kaggle have it: lower-case letters, digits and single "
+                    f"hyphens. Received: {part}={value!r}."
+                )
+        check_count("version", self.version)
 
     @property
     def dataset(self) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Calibration:
         expected_f1_interval: 90 % of the draws promise a score in between at the threshold.
         transfer: the other way to the threshold, from subsamples of several sizes; None where no part has
             eight groups.
+        curve: pairs of a threshold and the mean row F1 that the held-out groups promise there, ascending.
     """
 
     threshold: float
@@ -44,6 +45,7 @@ class Calibration:
     threshold_interval: tuple[float, float]
     expected_f1_interval: tuple[float, float]
     transfer: Transfer | None
+    curve: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
 
 def calibrate_threshold(parts: Sequence[RankedPart], n_rows: int, *, memory_mb: int = 1024) -> Calibration:
@@ -88,6 +90,7 @@ def calibrate_threshold(parts: Sequence[RankedPart], n_rows: int, *, memory_mb: 
         threshold_interval=interval(thresholds, found.threshold),
         expected_f1_interval=interval(scores, found.score),
         transfer=measure_transfer(pairs, grid, n_rows, cells),
+        curve=tuple(zip(grid.tolist(), traced.curve.tolist(), strict=True)),
     )
     _warn_of_disagreement(calibration)
     return calibration

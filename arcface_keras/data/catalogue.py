@@ -5,11 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from arcface_keras.data.photo_paths import locate_photos
+from arcface_keras.data.remote import RemotePath, located
 from arcface_keras.data.tables import Problem, Table, read_table
 from arcface_keras.data.titles import decode_title
 
@@ -24,8 +26,9 @@ _SHOWN = 20
 class CatalogueError(ValueError):
     """A catalogue cannot be used; the message lists the first 20 problems, `problems` all of them.
 
-    Each problem reads "file, row, column: what". Rows count as in a spreadsheet: the header is row 1, the
-    first listing row 2, and a value with line breaks in it does not begin a new row.
+    Each problem reads "file, row, column: what". Rows of a CSV count as in a spreadsheet: the header is row
+    1, the first listing row 2, and a value with line breaks in it does not begin a new row. Rows of a parquet
+    file count from 1.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -47,11 +50,13 @@ class Catalogue:
         posting_ids: unique names of the listings.
         images: file names as the CSV has them.
         paths: absolute `pathlib.Path` of each image, inside the image folder also when links are followed;
-            None of each listing in a catalogue that was read without an image folder.
+            `arcface_keras.data.remote.RemotePath` where the folder is a URL; None of each listing in a
+            catalogue that was read without an image folder.
         phashes: perceptual hashes in lower-case hexadecimal digits; "" where there is none.
         titles: titles with byte escapes decoded; "" where there is none.
         label_groups: raw text of the groups, or None for a catalogue without labels.
         csv_path: the file that was read.
+        image_folder: where the photos are, links followed; None where no photos were asked for.
     """
 
     posting_ids: np.ndarray
@@ -60,7 +65,8 @@ class Catalogue:
     phashes: np.ndarray
     titles: np.ndarray
     label_groups: np.ndarray | None
-    csv_path: Path
+    csv_path: Path | RemotePath
+    image_folder: Path | RemotePath | None = None
 
     def __len__(self) -> int:
         return len(self.posting_ids)
@@ -80,6 +86,7 @@ class Catalogue:
             titles=_frozen(self.titles[rows]),
             label_groups=None if self.label_groups is None else _frozen(self.label_groups[rows]),
             csv_path=self.csv_path,
+            image_folder=self.image_folder,
         )
 
 
@@ -94,16 +101,21 @@ def read_catalogue(
 
     A file without the columns `image_phash` or `title` is read as if they were empty.
 
+    The file is CSV or parquet, here or behind a URL (`s3://`, `gs://`, whatever fsspec has a library for).
+    Photos behind a URL are not looked for one by one, which for 10 million would take hours: the folder must
+    be there, and a photo that is not is found when it is read.
+
     Everything is read as text: a hash of digits keeps its zeros, a title `NA` stays a title. Further
     columns are ignored. All checks run before anything is raised.
 
     Args:
-        csv: UTF-8 file, see `arcface_keras.data.tables.read_table` for what it may look like.
-        images: folder that the `image` column names files in (sub-folders allowed); None reads no photos: the
-            column may be absent then, and is not checked.
+        csv: UTF-8 or parquet file, see `arcface_keras.data.tables.read_table` for what it may look like.
+        images: folder, or URL of one, that the `image` column names files in (sub-folders allowed); None
+            reads no photos: the column may be absent then, and is not checked.
         labelled: True demands `label_group` and at least one listing; False ignores the column; None reads it
             where the file has it.
-        missing_images: "error", or "keep" to leave listings without an image file in place (inference).
+        missing_images: "error", or "keep" to leave listings without an image file in place (inference), as
+            those are whose photos are behind a URL.
 
     Returns:
         A `Catalogue` in the order of the file. A file that has a header alone gives length 0.
@@ -113,15 +125,18 @@ def read_catalogue(
             rows with a wrong number of fields, missing columns, ids that are empty, repeated or hold
             white space (a submission joins ids with spaces), hashes that are not hexadecimal or differ in
             length, empty groups, image files that are absent or lie outside the folder.
-        ValueError: an unknown value of `missing_images`.
+        ValueError: an unknown value of `missing_images`, or of the protocol of a URL.
+        ImportError: parquet or a URL needs a package that is not installed; the message names it.
+        ConnectionError: the server behind a URL cannot be reached or refuses.
     """
     if missing_images not in _MISSING_IMAGES:
         raise ValueError(
             f"missing_images must be one of {_MISSING_IMAGES}. Received: missing_images={missing_images!r}."
         )
-    csv_path = Path(os.path.abspath(csv))
-    folder = None if images is None else Path(os.path.realpath(images))
-    table = read_table(csv_path)
+    csv_path, folder = located(csv), None if images is None else located(images)
+    csv_path = Path(os.path.abspath(csv_path)) if isinstance(csv_path, Path) else csv_path
+    folder = Path(os.path.realpath(folder)) if isinstance(folder, Path) else folder
+    table = read_table(csv_path, (*COLUMNS, LABEL))
     if labelled is None:
         labelled = LABEL in table.header
     elif labelled and table.header and not table.rows and not table.problems:
@@ -132,13 +147,16 @@ def read_catalogue(
     columns = _columns(table, (*COLUMNS, LABEL) if labelled else COLUMNS, optional)
     row_numbers = [number for number, _ in table.rows]
     problems = [*table.problems, *_check_texts(columns, row_numbers)]
+    if "image_phash" in table.numeric and any(columns["image_phash"]):
+        what = "hashes must be text, since a number has lost their zeros. Received: a column of numbers"
+        problems.append(Problem(0, "image_phash", what))
     lines = [problem.describe(csv_path) for problem in sorted(problems, key=lambda problem: problem.row)]
     if folder is None:
-        paths: Sequence[Path | None] = [None] * len(table.rows)
+        paths: Sequence[Path | RemotePath | None] = [None] * len(table.rows)
         path_problems: list[Problem] = []
     elif folder.is_dir():
         named = columns.get("image", [])
-        paths, path_problems = _locate(named, row_numbers, folder, missing_images == "keep")
+        paths, path_problems = locate_photos(named, row_numbers, folder, missing_images == "keep")
     else:
         raise CatalogueError([*lines, f"{images}: the image folder does not exist"])
     if path_problems:
@@ -154,6 +172,7 @@ def read_catalogue(
         titles=_column([decode_title(value) for value in columns["title"]]),
         label_groups=_column(columns[LABEL]) if labelled else None,
         csv_path=csv_path,
+        image_folder=folder,
     )
 
 
@@ -237,38 +256,6 @@ def _check_phashes(values: list[str], rows: list[int]) -> list[Problem]:
             )
             problems.append(Problem(row, "image_phash", what))
     return problems
-
-
-def _locate(
-    images: list[str], rows: list[int], folder: Path, keep_missing: bool
-) -> tuple[list[Path], list[Problem]]:
-    located: dict[str, tuple[Path, str, bool]] = {}
-    problems = []
-    for row, image in zip(rows, images, strict=False):
-        if image not in located:
-            located[image] = _locate_one(image, folder)
-        _, what, absent = located[image]
-        if what and not (absent and keep_missing):
-            problems.append(Problem(row, "image", what))
-    return [located[image][0] for image in images], problems
-
-
-def _locate_one(image: str, folder: Path) -> tuple[Path, str, bool]:
-    """Return the path, what is wrong with it ("" for nothing), and whether it is merely absent."""
-    if not image:
-        return folder, "the image must be named", False
-    posix = PurePosixPath(image)
-    if posix.is_absolute() or ".." in posix.parts or PureWindowsPath(image).anchor:
-        what = f"an image must be named relative to and inside the image folder. Received: {image!r}"
-        return folder, what, False
-    path = Path(os.path.realpath(folder / image))
-    if not path.is_relative_to(folder):
-        return path, f"an image must not be a link out of the image folder. Received: {image!r}", False
-    if not os.path.exists(path):
-        return path, f"the image file {image!r} does not exist in {folder}", True
-    if not os.path.isfile(path):
-        return path, f"the image must be a file. Received: {image!r}", True
-    return path, "", False
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:

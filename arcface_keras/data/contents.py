@@ -12,6 +12,7 @@ import numpy as np
 from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
+from arcface_keras.data.remote import RemoteError, located, open_binary
 
 __all__ = ["content_digests", "file_digest", "identical_files"]
 
@@ -27,7 +28,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         OSError: the file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
+    with open_binary(path) as file:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
@@ -81,9 +82,13 @@ def identical_files(paths: Paths, *, workers: int | None = None, progress: bool 
 
 
 def _size(name: str) -> int | None:
-    path = Path(name)
+    path = located(name)
     try:
-        return path.stat().st_size if path.is_file() else None
+        if isinstance(path, Path) and not path.is_file():
+            return None
+        return int(path.stat().st_size)
+    except RemoteError:
+        raise
     except OSError:
         return None
 
@@ -91,6 +96,8 @@ def _size(name: str) -> int | None:
 def _digest_or_nothing(name: str) -> str:
     try:
         return file_digest(name)
+    except RemoteError:
+        raise
     except OSError:
         return ""
 

@@ -8,6 +8,7 @@ from typing import IO, Any
 import numpy as np
 
 from arcface_keras._checks import check_count
+from arcface_keras.data.remote import RemoteError, is_url, open_binary
 
 MAX_PIXELS = 100_000_000
 
@@ -50,7 +51,7 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
     and moves the pixels by 0.9 of 255 grey levels on average (99 % by less than 5), at 160 px by 0.6.
 
     Args:
-        path: the file.
+        path: the file, or its URL (see `arcface_keras.data.remote`).
         image_size: side of the square in pixels.
         max_pixels: largest width x height accepted, compared with the file's header before decoding.
 
@@ -59,10 +60,13 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
 
     Raises:
         ImageError: the file is absent, unreadable, empty, truncated, no image, or has more than `max_pixels`.
+        RemoteError: the server behind a URL cannot be reached, or refuses: no fault of this photo.
         ValueError: `image_size` or `max_pixels` is no positive integer.
+        ImportError: Pillow is missing; a photo is not to blame for that.
     """
     check_count("image_size", image_size)
     check_count("max_pixels", max_pixels)
+    _require_pillow()
     try:
         with _open_regular(path) as file:
             image = _open_image(file, path, max_pixels)
@@ -70,7 +74,7 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
             image.draft("RGB", (draft_size, draft_size))
             image.load()
             return _square(_upright(_flatten(image), _orientation(image)), image_size)
-    except ImageError:
+    except (ImageError, RemoteError):
         raise
     except OSError as error:
         raise ImageError(path, f"the image cannot be read ({error.strerror or error})") from error
@@ -78,7 +82,19 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
         raise ImageError(path, f"the image is broken ({type(error).__name__}: {error})") from error
 
 
+def _require_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ImportError("reading photos needs Pillow: pip install 'pillow>=10.3'.") from error
+
+
 def _open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    if is_url(path):
+        try:
+            return open_binary(path)
+        except (ImportError, ValueError) as error:
+            raise RemoteError(str(error)) from error
     # A pipe would block for ever and a folder gives another error on every system: look before opening.
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ImageError(path, "it is no file")

@@ -11,6 +11,7 @@ from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
 from arcface_keras.data.decoding import MAX_PIXELS, ImageError, load_image
+from arcface_keras.data.remote import RemoteError, is_url
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_PIXELS", "ImageError", "image_dataset", "load_image", "scan_images"]
 
 Paths = Sequence[str | os.PathLike[str]] | np.ndarray
+
+REMOTE_READERS = 32
+"""Photos that are under way at once where they come by URL, which is to wait rather than to work."""
 
 
 def scan_images(
@@ -34,7 +38,7 @@ def scan_images(
         paths: n files, in the order of the rows.
         image_size: side of the square in pixels, as for training.
         max_pixels: largest width x height accepted.
-        workers: threads; None takes the processors of this process.
+        workers: threads; None takes the processors of this process, or 32 where photos come by URL.
         progress: show a bar when standard error is a terminal.
 
     Returns:
@@ -58,7 +62,7 @@ def scan_images(
 
     reasons = {}
     with (
-        ThreadPoolExecutor(_workers(workers)) as pool,
+        ThreadPoolExecutor(_workers(workers, names)) as pool,
         progress_bar(len(distinct), "checking images", "images", progress) as bar,
     ):
         for name, found in zip(distinct, pool.map(reason, distinct), strict=True):
@@ -80,6 +84,7 @@ def image_dataset(
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     unreadable: dict[int, str] | None = None,
+    failures: list[RemoteError] | None = None,
 ) -> "tf.data.Dataset":
     """Stream photos as batches: decoded in parallel by `load_image`, ahead of the model.
 
@@ -98,9 +103,12 @@ def image_dataset(
         repeat: endless passes.
         drop_remainder: leave out a smaller last batch; the batch size is then static.
         max_pixels: largest width x height accepted.
-        workers: photos decoded at once; None takes the processors of this process.
+        workers: photos decoded at once; None takes the processors of this process, or 32 where photos come by
+            URL.
         unreadable: where given, a file that cannot be read becomes a black photo, and its row and the reason
             are entered here, so that inference needs no second pass over the files.
+        failures: where given, what ends the iteration because a server cannot be reached is entered here, as
+            TensorFlow's own error tells little of it.
 
     Returns:
         Dataset of uint8 (batch, S, S, 3), or of `(images, labels)` pairs. Without `unreadable` a file that
@@ -126,6 +134,10 @@ def image_dataset(
                 raise
             unreadable[int(row)] = error.reason
             return np.zeros(shape, np.uint8)
+        except RemoteError as error:
+            if failures is not None:
+                failures.append(error)
+            raise
 
     def example(row: tf.Tensor) -> Any:
         image = tf.ensure_shape(tf.numpy_function(decode, [row], tf.uint8), shape)
@@ -134,8 +146,15 @@ def image_dataset(
     rows = _shuffled_rows(len(names), seed) if shuffle else tf.data.Dataset.range(len(names))
     if repeat:
         rows = rows.repeat()
-    dataset = rows.map(example, num_parallel_calls=_workers(workers), deterministic=True)
-    return dataset.batch(batch_size, drop_remainder=drop_remainder).prefetch(2)
+    parallel = _workers(workers, names)
+    dataset = rows.map(example, num_parallel_calls=parallel, deterministic=True)
+    dataset = dataset.batch(batch_size, drop_remainder=drop_remainder).prefetch(2)
+    if names and is_url(names[0]):
+        # TensorFlow's own pool has a thread a processor, and each is held by the photo it waits for.
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = parallel
+        dataset = dataset.with_options(options)
+    return dataset
 
 
 def _shuffled_rows(count: int, seed: int) -> "tf.data.Dataset":
@@ -163,8 +182,8 @@ def _check_labels(labels: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
 
 
-def _workers(workers: int | None) -> int:
+def _workers(workers: int | None, names: Sequence[str]) -> int:
     if workers is None:
-        return available_cores()
+        return REMOTE_READERS if names and is_url(names[0]) else available_cores()
     check_count("workers", workers)
     return int(workers)

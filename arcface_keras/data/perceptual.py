@@ -14,6 +14,7 @@ from arcface_keras._progress import progress_bar
 from arcface_keras.data import decoding
 from arcface_keras.data.catalogue import Catalogue
 from arcface_keras.data.decoding import MAX_PIXELS, ImageError
+from arcface_keras.data.remote import RemoteError
 
 
 def perceptual_hash(
@@ -126,7 +127,7 @@ def _grey_square(path: str | os.PathLike[str], side: int, max_pixels: int) -> np
         with decoding._open_regular(path) as file:
             image: Any = decoding._open_image(file, path, max_pixels)
             return np.asarray(image.convert("L").resize((side, side), Resampling.LANCZOS))
-    except ImageError:
+    except (ImageError, RemoteError):
         raise
     except OSError as error:
         raise ImageError(path, f"the image cannot be read ({error.strerror or error})") from error

@@ -1,11 +1,13 @@
-"""A CSV file as rows of text, or the exact place where it cannot be read."""
+"""A CSV or parquet file as rows of text, or the exact place where it cannot be read."""
 
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from arcface_keras.data.remote import RemoteError, RemotePath
 
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _LONE_BACKSLASH = re.compile(r'\\(["\\])?')
@@ -19,7 +21,7 @@ class Problem:
     column: str
     what: str
 
-    def describe(self, file: Path) -> str:
+    def describe(self, file: Path | RemotePath) -> str:
         row = f", row {self.row}" if self.row else ""
         column = f", column {self.column}" if self.column else ""
         return f"{file}{row}{column}: {self.what}"
@@ -27,25 +29,41 @@ class Problem:
 
 @dataclass(frozen=True)
 class Table:
-    """The header, the data rows as `(row number, values)`, and what was wrong while reading."""
+    """The header, the data rows as `(row number, values)`, and what was wrong while reading.
+
+    `numeric` names the columns that held numbers, which a CSV never does.
+    """
 
     header: list[str]
     rows: list[tuple[int, list[str]]]
     problems: list[Problem]
+    numeric: frozenset[str] = frozenset()
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path | RemotePath, wanted: Collection[str] | None = None) -> Table:
     r"""Read a UTF-8 CSV file (with or without BOM, any line ending, quoted line breaks) as text.
 
-    A row is a record: a value with line breaks inside quotes is part of one row, as in a spreadsheet. Blank
-    lines are skipped and counted. Quotes inside a quoted value are doubled (RFC 4180); a file that cannot
-    be read so is read once more with backslash escapes (`\"`, `\\`), the habit of Spark and MySQL, and
-    taken if every row then has the right number of fields.
+    A parquet file is known by its content, see `arcface_keras.data.parquet_table`; its rows count from 1. A
+    folder of them, as Spark and Ray write, is read in the order of the names, its rows counted through.
+    Of parquet files only the columns in `wanted` are read, where it is given.
+
+    A row of a CSV file is a record: a value with line breaks inside quotes is part of one row, as in a
+    spreadsheet. Blank lines are skipped and counted. Quotes inside a quoted value are doubled (RFC 4180); a
+    file that cannot be read so is read once more with backslash escapes (`\"`, `\\`), the habit of Spark
+    and MySQL, and taken if every row then has the right number of fields.
     """
+    from arcface_keras.data.parquet_table import is_parquet, parquet_folder, parquet_table
+
+    if isinstance(path, Path) and path.is_dir() and any(path.glob("*.parquet")):
+        return parquet_folder(path, wanted)
     try:
         data = path.read_bytes()
+    except RemoteError:
+        raise
     except OSError as error:
         return Table([], [], [Problem(0, "", f"the file cannot be read ({error.strerror})")])
+    if is_parquet(path, data):
+        return parquet_table(data, wanted)
     text, problems = _decode(data)
     if problems:
         return Table([], [], problems)

@@ -2,6 +2,6 @@
 
 from arcface_keras.inference.base import output_widths
 from arcface_keras.inference.engines import ENGINES
-from arcface_keras.inference.photos import PhotoEmbedder
+from arcface_keras.inference.photos import PhotoEmbedder, PhotoRecipe
 
-__all__ = ["ENGINES", "PhotoEmbedder", "output_widths"]
+__all__ = ["ENGINES", "PhotoEmbedder", "PhotoRecipe", "output_widths"]

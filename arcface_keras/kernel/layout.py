@@ -27,6 +27,7 @@ _LOCAL = [
     "workers",
     "resume",
     "embed_engine",
+    "address",
 ]
 _TRAINING_FACTS = ("listings", "groups", "views", "folds", "finished", "seconds")
 
@@ -42,6 +43,7 @@ def public_facts(run_json: Mapping[str, Any]) -> dict[str, Any]:
     config = {name: defaults[name] if name in _LOCAL else value for name, value in run_json["config"].items()}
     if config["weights"] not in ("imagenet", "none"):
         config["weights"] = "imagenet"
+    config["backbone"] = RunConfig(backbone=str(config["backbone"])).backbone_name
     trained = run_json["stages"]["train"]
     return {
         "stages": {"train": {name: trained[name] for name in _TRAINING_FACTS if name in trained}},

@@ -12,6 +12,7 @@ from keras import layers, ops
 
 from arcface_keras.backbones import build_backbone
 from arcface_keras.backbones.base import check_channels_last, check_image_size
+from arcface_keras.backbones.pixels import PixelRange
 
 POOLINGS = ("avg", "gem")
 _GEM_POWER = 3.0
@@ -72,7 +73,7 @@ def build_embedder(
     batch_norm: bool = False,
     dropout: float = 0.0,
     weights: str | os.PathLike[str] | None = "imagenet",
-    pixel_range: str | None = None,
+    pixel_range: str | PixelRange | None = None,
     name: str = "embedder",
 ) -> keras.Model:
     """Builds the model that turns an image into its embedding.
@@ -95,7 +96,8 @@ def build_embedder(
         batch_norm: normalise the raw vector over the batch, as the ArcFace paper does.
         dropout: share of the pooled features dropped in training, 0 to below 1.
         weights: "imagenet", "none" or the path of a weights file of the backbone.
-        pixel_range: for a file, a folder or a model, a key of `arcface_keras.backbones.PIXEL_RANGES`.
+        pixel_range: for a file, a folder or a model, a key of `arcface_keras.backbones.PIXEL_RANGES`, or
+            a range.
         name: name of the model.
 
     Returns:

@@ -29,4 +29,7 @@ def main(task: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    try:
+        main(json.loads(sys.argv[1]))
+    except (ValueError, OSError, MemoryError, ImportError) as error:
+        sys.exit(str(error) or type(error).__name__)

@@ -10,7 +10,6 @@ import numpy as np
 
 from arcface_keras._files import read_json, write_text
 from arcface_keras.ablation import ablate_listings
-from arcface_keras.calibrate import RankedPart
 from arcface_keras.config import RunConfig
 from arcface_keras.held_out import load_held_out
 from arcface_keras.match import load_listings, parse_steps, search_options
@@ -23,8 +22,6 @@ from arcface_keras.report.page import Gallery, render
 from arcface_keras.report.pictures import Picture
 from arcface_keras.report.thumbnails import data_uris
 from arcface_keras.run_folder import RunFolder, record_stage
-from arcface_keras.signals import fit_steps, is_open
-from arcface_keras.signals.fit import decides
 
 __all__ = ["write_report"]
 
@@ -59,12 +56,13 @@ def write_report(config: RunConfig, *, progress: bool = False) -> Path:
         table = facts.scores(data, phashes)
         galleries = _galleries(data, f1)
         images = data_uris(_photos(data, galleries), config.workers)
+        ablation = _ablation(data)
         text = render(
             data,
             tiles=facts.tiles(data, table),
             scores=table,
-            pictures=_pictures(data, f1),
-            notes=_notes(data),
+            pictures=_pictures(data, f1, ablation),
+            notes=_notes(data, ablation),
             galleries=galleries,
             images=images,
             unreadable=facts.unreadable(data),
@@ -119,7 +117,7 @@ def _photos(data: RunData, galleries: Sequence[Gallery]) -> list[Path]:
     return [data.paths[at] for card in cards for at in (card.at, *(one.at for one in card.shown))]
 
 
-def _pictures(data: RunData, f1: np.ndarray | None) -> list[Picture]:
+def _pictures(data: RunData, f1: np.ndarray | None, ablation: list[dict[str, Any]]) -> list[Picture]:
     found = []
     labelled, threshold = data.labels is not None, data.metrics.get("threshold")
     graph = data.candidates
@@ -146,7 +144,6 @@ def _pictures(data: RunData, f1: np.ndarray | None) -> list[Picture]:
         found.append(
             pictures.candidates(summaries.candidate_similarities(graph, data.labels), threshold, labelled)
         )
-    ablation = _ablation(data)
     if ablation:
         found.append(pictures.steps(ablation))
     return [*found, *_maps(data, f1)]
@@ -167,43 +164,31 @@ def _maps(data: RunData, f1: np.ndarray | None) -> list[Picture]:
 
 
 def _promised(data: RunData, grid: np.ndarray) -> np.ndarray | None:
-    """The curve that the threshold was chosen on, where held-out listings and a threshold are there."""
-    if data.metrics.get("calibration") is None or not data.run.held_out.exists():
-        return None
-    steps = _chosen_steps(data)
-    held_out = load_held_out(data.run.held_out)
-    if decides(steps) or not held_out:
-        return None
-    parts: list[RankedPart] = fit_steps(steps, held_out, len(data), search_options(data.config)).parts
-    return summaries.promised_curve(parts, int(data.metrics["calibration"]["n_rows"]), grid)
-
-
-def _chosen_steps(data: RunData) -> list[tuple[str, dict[str, Any]]]:
-    """The steps with what matching chose for them; a classifier, which the folder does not keep, is open."""
-    configured = parse_steps(data.config.steps)
-    if not is_open(configured):
-        return configured
-    return [
-        (name, {key: value for key, value in options.items() if key != "classifier"})
-        for name, options in data.metrics["steps"]
-    ]
+    """The curve that the threshold was chosen on; None where it was given, or a step decides."""
+    path = data.run.threshold_curve
+    return summaries.promised_curve(path, grid) if path.exists() else None
 
 
 def _ablation(data: RunData) -> list[dict[str, Any]]:
-    """What `evaluate --ablate` measured, else measured here where that takes seconds; [] otherwise."""
+    """What `evaluate --ablate` measured, else measured here where that takes seconds; [] otherwise.
+
+    A pair classifier is fitted for every way of matching and every part, which takes minutes.
+    """
     known = data.metrics.get("ablation")
     if known or data.labels is None or not data.run.held_out.exists() or not len(data):
         return list(known or []) if data.labels is not None else []
     steps = parse_steps(data.config.steps)
+    if not steps or any(name == "pair_classifier" for name, _ in steps):
+        return []
     held_out = load_held_out(data.run.held_out)
-    if not steps or len(data) + sum(len(part.embeddings) for part in held_out) > ABLATE_UP_TO:
+    if len(data) + sum(len(part.embeddings) for part in held_out) > ABLATE_UP_TO:
         return []
     listings = load_listings(data.run, data.embeddings, held_out)
     search = search_options(data.config)
     return ablate_listings(listings, held_out, data.labels, steps, search=search, seed=data.config.seed)
 
 
-def _notes(data: RunData) -> list[str]:
+def _notes(data: RunData, ablation: list[dict[str, Any]]) -> list[str]:
     """What the page can not show, and how it could."""
     found = []
     if data.labels is None:
@@ -216,9 +201,9 @@ def _notes(data: RunData) -> list[str]:
             "The run folder keeps no ranking.npz, so only pairs from the threshold on are shown: run "
             "`arcface-keras match` again to see those below."
         )
-    if data.labels is not None and data.config.steps and "ablation" not in data.metrics:
+    if data.labels is not None and data.config.steps and not ablation:
         found.append(
-            "What the steps add is measured here for small runs only: "
-            "`arcface-keras evaluate --ablate` measures it for large ones, too."
+            "What the steps add is not shown, as it would take minutes to measure: "
+            "`arcface-keras evaluate --ablate` does, and the next report shows it."
         )
     return found

@@ -76,6 +76,9 @@ def collect(config: RunConfig) -> RunData:
             "test must be the file that was embedded and matched. "
             f"Received: test={config.test} with other ids."
         )
+    metrics = read_json(run.require(run.metrics, "match"))
+    if not isinstance(metrics, dict):
+        raise ValueError(f"{run.metrics} must hold one object. Received: {type(metrics).__name__}.")
     groups = None if listings.label_groups is None else tuple(str(group) for group in listings.label_groups)
     return RunData(
         config=config,
@@ -88,6 +91,6 @@ def collect(config: RunConfig) -> RunData:
         embeddings=embeddings,
         matches=matches,
         ranking=load_graph(run, run.ranking) if has_graph(run.ranking) else None,
-        metrics=read_json(run.require(run.metrics, "match")),
+        metrics=metrics,
         facts=read_json(run.run_json),
     )

@@ -71,7 +71,7 @@ def sizes(table: SizeTable) -> Picture:
         if table.true is not None:
             axes.bar(place - wide / 2, table.true, wide, color=ONE, label="true group")
             axes.bar(place + wide / 2, table.predicted, wide, color=TWO, label="predicted: matches")
-            axes.legend(fontsize=9, loc="upper right")
+            axes.legend(fontsize=9, loc="best")
         else:
             axes.bar(place, table.predicted, wide, color=TWO)
         _sizes_below(axes, table.names)
@@ -120,7 +120,7 @@ def cosines(split: Split, labelled: bool) -> Picture:
                 axes.hist(values, bins, density=True, color=color, alpha=0.65, label=label)
         axes.set_xlabel("cosine of the embeddings")
         axes.set_ylabel("density")
-        axes.legend(fontsize=9, loc="upper right")
+        axes.legend(fontsize=9, loc="best")
 
     text = "Pairs drawn at random. The less the two overlap, the better the embedder tells groups apart."
     return Picture(
@@ -149,7 +149,7 @@ def candidates(split: Split, threshold: float | None, labelled: bool) -> Picture
             axes.axvline(threshold, color=THREE, lw=1.5, label=f"threshold {threshold:.3f}")
         axes.set_xlabel("similarity after the steps")
         axes.set_ylabel("pairs")
-        axes.legend(fontsize=9, loc="upper right")
+        axes.legend(fontsize=9, loc="best")
 
     text = "The nearest candidates of every listing: the pairs among which the threshold has to decide."
     return Picture("candidates", "Candidates after the steps", text, svg("candidates", draw))

@@ -1,13 +1,12 @@
 """Numbers behind the pictures, as pure functions of graphs, labels and rows."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from arcface_keras.calibrate import RankedPart, expected_row_f1
-from arcface_keras.calibrate.expected import check_parts, mean_curve
+from arcface_keras.calibrate import expected_row_f1
 from arcface_keras.neighbors import NeighborGraph
 
 __all__ = [
@@ -53,16 +52,10 @@ def matches_curve(graph: NeighborGraph, thresholds: np.ndarray) -> np.ndarray:
     return 1 + (len(scores) - np.searchsorted(scores, thresholds)) / max(graph.n_rows, 1)
 
 
-def promised_curve(
-    parts: Sequence[RankedPart], n_rows: int, thresholds: np.ndarray, most_rows: int = 20_000
-) -> np.ndarray:
-    """(T,) mean row F1 that held-out parts promise among `n_rows` listings.
-
-    Of more than `most_rows` held-out rows the first parts are taken, as far as they go, one at least.
-    """
-    total = np.cumsum([part.graph.n_rows for part in parts])
-    some = max(int(np.searchsorted(total, most_rows, side="right")), 1)
-    return np.asarray(mean_curve(check_parts(parts[:some], n_rows), thresholds, n_rows))
+def promised_curve(path: Path, thresholds: np.ndarray) -> np.ndarray:
+    """(T,) mean row F1 that held-out groups promise, as `match` wrote it down."""
+    known = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+    return np.interp(thresholds, known[:, 0], known[:, 1])
 
 
 @dataclass(frozen=True)

@@ -69,19 +69,20 @@ class PlannedShards:
         entries = [self.entries[number] for number in range(self.count)]
         with explained(self.folder / MANIFEST):
             write_json(self.folder / MANIFEST, self.plan | dict(facts) | {"shards": entries})
-            self._remove((PLAN, f"{self._files}.json"))
+            # Processes that were killed while others went on have left temporary files.
+            self._remove((PLAN, f"{self._files}.json", f".{self._files}-*"))
 
     def look(self) -> None:
         """Take in the shards that other processes have written since."""
         for number in self.missing:
-            self._keep(number, _json_or_none(self.folder / f"{self.prefix}-{number:05d}.json"))
+            self.keep(number, _json_or_none(self.folder / f"{self.prefix}-{number:05d}.json"))
 
     def _open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         manifest, plan = _json_or_none(self.folder / MANIFEST), _json_or_none(self.folder / PLAN)
         if self._goes_on(manifest):
             for number, entry in enumerate(manifest["shards"]):
-                self._keep(number, entry)
+                self.keep(number, entry)
         elif self._goes_on(plan):
             self.look()
         # Temporary files of a killed process; the names are those of `atomic_path`.
@@ -99,7 +100,7 @@ class PlannedShards:
         write_json(self.folder / PLAN, self.plan)
         self._remove((MANIFEST,))
 
-    def _keep(self, number: int, entry: Any) -> None:
+    def keep(self, number: int, entry: Any) -> None:
         """Keep the shard of an entry if it is a whole one of this plan."""
         part = self.rows_of(number)
         # What a stranger left there in its place is no work to go on with.

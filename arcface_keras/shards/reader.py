@@ -29,6 +29,7 @@ class Shards(Sequence[np.ndarray]):
     Attributes:
         folder: where they lie.
         rows, dim, dtype: of all shards together.
+        shard_rows: the most rows of one shard.
         starts: the first row of each shard.
         source: what the writer said the rows are made from, or None.
         unreadable: `{row: reason}` of the photos that could not be read; their rows are zero.
@@ -43,6 +44,7 @@ class Shards(Sequence[np.ndarray]):
         self.dtype = np.dtype(check_choice("dtype", manifest["dtype"], DTYPES))
         self.source: dict[str, Any] | None = manifest.get("source")
         counts = [int(entry["rows"]) for entry in self._entries]
+        self.shard_rows = int(manifest.get("shard_rows") or max([1, *counts]))
         self.starts = [sum(counts[:number]) for number in range(len(counts))]
         if sum(counts) != self.rows:
             raise ValueError(

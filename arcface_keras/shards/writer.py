@@ -112,6 +112,19 @@ class ShardWriter:
         """Take in the shards that other processes have written since, by `write_shard`."""
         self._shards.look()
 
+    def keep(self, number: int, entry: Mapping[str, Any]) -> None:
+        """Take in a shard that another process has written by `write_shard`, which returned the entry.
+
+        Raises:
+            ValueError: the shard is not there, or not with the bytes of the entry.
+        """
+        self._shards.keep(number, dict(entry))
+        if number in self.missing:
+            raise ValueError(
+                f"{self.folder / str(entry.get('file'))} must be there as it was written: the folder must "
+                f"lie on storage that every machine sees at the same path. Received: {dict(entry)}."
+            )
+
     def write(self, number: int, rows: np.ndarray, unreadable: Mapping[int, str] | None = None) -> None:
         """Write one shard.
 

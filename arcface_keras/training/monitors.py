@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from arcface_keras.data.images import image_dataset
 from arcface_keras.models import ArcFaceTrainer
+from arcface_keras.training.inputs import Inputs
 from arcface_keras.training.retrieval import UnseenGroups
 
-__all__ = ["Watched", "held_out_rows", "watch_features", "watch_photos"]
+__all__ = ["Watched", "held_out_rows", "watch_features", "watch_inputs"]
 
 Probe = Callable[[], dict[str, float]]
 
@@ -75,30 +75,19 @@ def held_out_rows(
     return np.sort(chosen).astype(np.int64)
 
 
-def watch_photos(
-    trainer: ArcFaceTrainer,
-    watched: Watched,
-    paths: np.ndarray,
-    *,
-    batch_size: int,
-    workers: int | None = None,
-) -> Probe:
-    """Return a function that decodes the watched photos, runs the network as it stands, and scores it.
+def watch_inputs(trainer: ArcFaceTrainer, watched: Watched, inputs: Inputs) -> Probe:
+    """Return a function that runs the network as it stands over the watched rows, and scores it.
 
     Args:
         trainer: network and head.
-        watched: rows of `paths`.
-        paths: n files.
-        batch_size: photos in a batch.
-        workers: photos decoded at once.
+        watched: rows of `inputs`.
+        inputs: the catalogue.
     """
-    size = int(trainer.embedder.input_shape[1])
-    run = _compiled(trainer, (None, size, size, 3), "uint8")
-    rows = watched.all_rows
+    run = _compiled(trainer, inputs.shape, inputs.dtype)
 
     def probe() -> dict[str, float]:
-        dataset = image_dataset(paths[rows], size, batch_size, labels=watched.all_labels, workers=workers)
-        return _scores(watched, (run(images, labels) for images, labels in dataset))
+        batches = inputs.plain(watched.all_rows, watched.all_labels)
+        return _scores(watched, (run(values, labels) for values, labels in batches))
 
     return probe
 
@@ -106,7 +95,7 @@ def watch_photos(
 def watch_features(
     trainer: ArcFaceTrainer, watched: Watched, features: np.ndarray, batch: int = 4096
 ) -> Probe:
-    """As `watch_photos`, from cached features (n, D) of the photos as they are."""
+    """As `watch_inputs`, from cached features (n, D)."""
     import tensorflow as tf
 
     run = _compiled(trainer, (None, features.shape[1]), "float32")
@@ -129,7 +118,7 @@ def _compiled(trainer: ArcFaceTrainer, shape: tuple[int | None, ...], dtype: str
     import tensorflow as tf
 
     def run(inputs: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        inputs = tf.cast(inputs, tf.float32)
+        inputs = tf.cast(inputs, tf.float32) if inputs.dtype == tf.uint8 else inputs
         features = inputs if trainer.backbone is None else trainer.backbone(inputs, training=False)
         embedding = trainer.neck(features, training=False)
         logits = trainer.head(embedding, training=False)
