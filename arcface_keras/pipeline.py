@@ -28,7 +28,7 @@ from arcface_keras.match import (
 )
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.ranking import write_ranking
-from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, required_path
+from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, require_photos, required_path
 from arcface_keras.run_graphs import load_graph, open_graph, require_graph
 from arcface_keras.shards import open_shards, shards_to_parquet
 from arcface_keras.submit import write_submission
@@ -218,8 +218,7 @@ def export(
         shards_to_parquet(run.require(run.embeddings, "embed"), embeddings_to)
         if to is None:
             return Path(embeddings_to)
-    if config.modality != "image":
-        raise ValueError(f"export takes an embedder of photos. Received: modality={config.modality!r}.")
+    require_photos(config, "export")
     from arcface_keras.models import export_saved_model, load_model
 
     run = RunFolder(Path(config.out))

@@ -13,7 +13,15 @@ from arcface_keras._files import read_json, write_json
 from arcface_keras.config import RunConfig
 from arcface_keras.facts import data_facts, git_facts, machine_facts, peak_memory_mb, versions
 
-__all__ = ["RunFolder", "begin_stage", "finished_stage", "merge_metrics", "record_stage", "required_path"]
+__all__ = [
+    "RunFolder",
+    "begin_stage",
+    "finished_stage",
+    "merge_metrics",
+    "record_stage",
+    "require_photos",
+    "required_path",
+]
 
 _HELD: set[str] = set()
 _LATER = {
@@ -173,6 +181,12 @@ def required_path(config: RunConfig, name: str) -> str:
             f"{name} must be given (--{name.replace('_', '-')} PATH). Received: {name}={value!r}."
         )
     return value
+
+
+def require_photos(config: RunConfig, stage: str) -> None:
+    """Raise ValueError where a run's embedder is one of titles, which a stage cannot take."""
+    if config.modality != "image":
+        raise ValueError(f"{stage} takes an embedder of photos. Received: modality={config.modality!r}.")
 
 
 def record_stage(

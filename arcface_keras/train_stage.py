@@ -1,8 +1,10 @@
 """The stage `train` of either kind of listings: an embedder, and held-out embeddings for the threshold."""
 
 import contextlib
+import errno
 import importlib.util
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -131,15 +133,16 @@ def _train(kind: Kind, run: RunFolder, journal: Journal) -> None:
 
 @contextlib.contextmanager
 def _explained(run: RunFolder) -> Iterator[None]:
-    """Say of files that can not be written that what was learnt is safe."""
+    """Say of results that can not be written that the checkpoint is safe."""
     try:
         yield
     except OSError as error:
         # HDF5 says the number of the system's error in its message alone.
+        number = re.search(r"errno = (\d+)", str(error))
         raise OSError(
-            error.errno or 0,
+            error.errno or (int(number[1]) if number else errno.EIO),
             f"the run folder must be writable and have room for what a training leaves. Received: {error}. "
-            "All is learnt and in the checkpoint: `train --resume` writes it.",
+            "What the checkpoint holds is whole: `train --resume` goes on from it.",
             error.filename or str(run.path),
         ) from error
 
@@ -183,7 +186,8 @@ def _fit_embedder(workshop: Workshop, kept: np.ndarray, embedder: keras.Model) -
         return done.facts["history"]
     history = workshop.fit(kept, embedder, "embedder", "", [])
     weights = {f"weight{i}": keras.ops.convert_to_numpy(v) for i, v in enumerate(embedder.weights)}
-    workshop.journal.finish("embedder", {"history": history}, weights)
+    with _explained(workshop.run):
+        workshop.journal.finish("embedder", {"history": history}, weights)
     return history
 
 
@@ -218,7 +222,8 @@ def _held_out(
                 neck = keras.models.clone_model(split_embedder(embedder)[1])
                 rows = workshop.fit(kept, embedder, name, suffix, history, neck)
                 part = _fold_of_features(config, material, fold, neck)
-            workshop.journal.finish(name, {"history": rows}, {"rows": part.embeddings.rows})
+            with _explained(workshop.run):
+                workshop.journal.finish(name, {"history": rows}, {"rows": part.embeddings.rows})
         else:
             rows = done.facts["history"]
             part = _part(material, np.flatnonzero(material.folds == fold), [done.arrays["rows"]])

@@ -1,6 +1,6 @@
 """What training is worth: an untouched backbone, the recipes and the heads on identities nobody has learnt.
 
-    python benchmarks/train_quality.py --train train.csv --images images --image-size 96 --rows 20
+    python benchmarks/train_quality.py --train train.csv --images images --image-size 96 --epochs 6
 
 A folder of photos and a CSV with `label_group` are split by identity: a third is for the test, a third of
 the rest (fold 0 of the run) chooses the threshold and never trains. Every method has the same split, photos

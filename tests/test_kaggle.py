@@ -477,3 +477,13 @@ def test_rehearsal_of_the_true_path_in_processes_of_its_own(config: RunConfig, t
     (spoilt / "embedder.keras").write_bytes(b"no model")
     with pytest.raises(ValueError, match="the scored run must work with 0 rows. Received: exit status 1"):
         rehearse.rehearse(config.replace(out=str(spoilt)), rows=60)
+
+
+@pytest.mark.parametrize("stage", ["bundle", "rehearse"])
+def test_run_of_titles_is_refused_by_name(stage: str, tmp_path: Path) -> None:
+    config = RunConfig(out=str(tmp_path), modality="text")
+    with pytest.raises(ValueError, match=f"{stage} takes an embedder of photos. Received: modality='text'"):
+        if stage == "bundle":
+            bundle(config, to=tmp_path / "bundle", owner="somebody")
+        else:
+            rehearse.rehearse(config)

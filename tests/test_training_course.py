@@ -387,9 +387,10 @@ def test_train_that_can_not_write_its_results_goes_on_with_writing_alone(
         patch.setattr(train_stage, "save_embedder", full)
         with pytest.raises(
             OSError,
-            match=r"room for what a training leaves. Received: .*No space left.*`train --resume` writes",
-        ):
+            match=r"room for what a training leaves. Received: .*No space left.*`train --resume` goes on",
+        ) as caught:
             train(config)
+    assert caught.value.errno == errno.ENOSPC
     assert not RunFolder(Path(config.out)).embedder.exists()
     monkeypatch.setattr(fitting, "run_course", lambda *a, **k: pytest.fail("learnt again"))
     run = train(config.replace(resume=True))

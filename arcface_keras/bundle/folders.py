@@ -14,7 +14,7 @@ from arcface_keras.bundle.metadata import Names
 from arcface_keras.bundle.wheel import build_wheel, notebook_text
 from arcface_keras.config import RunConfig
 from arcface_keras.kernel import flat_files, public_facts
-from arcface_keras.run_folder import RunFolder
+from arcface_keras.run_folder import RunFolder, require_photos
 
 __all__ = ["Bundle", "bundle"]
 
@@ -80,6 +80,7 @@ def bundle(
         ValueError: a name that Kaggle would refuse, a run without an embedder, or a folder that holds
             something other than a bundle.
     """
+    require_photos(config, "bundle")
     names, run, target = (
         Names(owner, name, competition, variation, version),
         RunFolder(Path(config.out)),

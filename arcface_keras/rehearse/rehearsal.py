@@ -15,7 +15,7 @@ from arcface_keras.rehearse.fabricate import fabricate_catalogue
 from arcface_keras.rehearse.faults import read_ids, submission_faults
 from arcface_keras.rehearse.trial import STAGES, Trial, parse_duration, run_trial
 from arcface_keras.rehearse.widen import widen
-from arcface_keras.run_folder import RunFolder, required_path
+from arcface_keras.run_folder import RunFolder, require_photos, required_path
 
 __all__ = ["Rehearsal", "rehearse"]
 
@@ -108,6 +108,7 @@ def rehearse(
     rows, seconds = check_count("rows", rows), parse_duration(limit)
     if sample_rows is not None and not SMALL[-1] < check_count("sample_rows", sample_rows) <= rows:
         raise ValueError(f"sample_rows must be 4..rows. Received: sample_rows={sample_rows}, rows={rows}.")
+    require_photos(config, "rehearse")
     run = RunFolder(Path(config.out))
     run.require(run.embedder, "train")
     listings = _real_listings(config)
