@@ -452,7 +452,8 @@ def test_node_killed_in_the_middle_changes_nothing(
     save(folder / "rows", rows)
     node = nodes.add_node(num_cpus=1)
     runner = RayRunner(ray)
-    assert runner.cpus == 3
+    # One that was killed before may still count as alive.
+    assert runner.cpus >= 3
     job = make_job(folder / "rows", None, folder / "graph", k, 0.3, 1024, runner, block_rows=200)
     monkeypatch.setattr(shard_join, "join_pair", slow_pairs(0.1))
     found: list[NeighborGraph] = []
@@ -548,8 +549,8 @@ def test_runner_keeps_order_and_bounds_what_is_under_way(ray: Any) -> None:
             return ray.wait(answers, **options)
 
     watched = Watched()
+    runner = RayRunner(watched)
     with progress_bar(40, "", "", enabled=False) as bar:
-        assert RayRunner(watched).run(lambda i: i * i, [(str(i), (i,)) for i in range(40)], bar) == [
-            i * i for i in range(40)
-        ]
-    assert watched.most == 6
+        results = runner.run(lambda i: i * i, [(str(i), (i,)) for i in range(40)], bar)
+    assert results == [i * i for i in range(40)]
+    assert watched.most == 3 * runner.cpus < 40

@@ -66,6 +66,11 @@ class Join:
         self.floor = np.float32(-1 if threshold is None else threshold)
         error = product_error(queries) if error is None else error
         self.error = error.max(initial=0)
+        if limits is not None:
+            least = self.floor - error
+            limits = RowLimits(
+                np.maximum(limits.limit, least), np.maximum(limits.later, least), limits.column
+            )
         self.entries = 0
         self.blocks = [
             BlockCollector(

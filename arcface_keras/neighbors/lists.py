@@ -16,7 +16,9 @@ from arcface_keras.neighbors.rescore import float32_error, pair_similarities
 from arcface_keras.neighbors.workers import ThreadBuffers, run_tasks
 
 TRAINING_ROWS = 16
-"""Rows of a list that the k-means sees."""
+"""Rows of a list that the k-means sees; half of it where there are many lists."""
+
+_MANY_ROWS = 65_536
 
 ROUNDS = 5
 """Of k-means; more gain less than they cost."""
@@ -41,7 +43,12 @@ def train_centroids(rows: np.ndarray, places: np.ndarray, lists: int, threads: i
 def training_sample(places: np.ndarray, lists: int) -> tuple[np.ndarray, np.random.Generator]:
     """Rising row numbers, of `places`, that the k-means of so many lists sees; and what it draws with."""
     rng = np.random.default_rng(0)
-    return np.sort(rng.choice(places, min(len(places), lists * TRAINING_ROWS), replace=False)), rng
+    return np.sort(rng.choice(places, training_size(len(places), lists), replace=False)), rng
+
+
+def training_size(n: int, lists: int) -> int:
+    """How many of n rows the k-means of so many lists sees."""
+    return min(n, max(min(lists * TRAINING_ROWS, _MANY_ROWS), lists * TRAINING_ROWS // 2))
 
 
 def k_means(

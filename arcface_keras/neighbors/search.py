@@ -35,8 +35,9 @@ def find_neighbors(
         engine: a name in `ENGINES`. "exact" needs nothing but numpy and finds everything, as do
             "tf_matmul" (for a GPU) and "faiss_flat". "pruned" is for catalogues where that would take too
             long; it may miss neighbours, and the graph carries its measured recall. "auto" takes "exact" up
-            to about ten minutes, else "pruned", and logs which and why.
-        memory_mb: memory beyond the rows that the search may take, in MiB.
+            to about ten minutes, else "pruned", and logs which and why. "ray" is "exact" and "ray_pruned"
+            "pruned" on a Ray cluster, bit for bit; for rows that no process holds there is `join_shards`.
+        memory_mb: memory beyond the rows that the search may take, in MiB; on Ray each of its tasks.
         gallery: `Embeddings` or an (m, d) array in which to search instead; then self has no part in it.
         threads: cores to use; all that the process may use by default.
         progress: show a progress bar.
