@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from arcface_keras.config import RunConfig
-from arcface_keras.models import build_trainer, split_embedder
+from arcface_keras.models import build_trainer
 from arcface_keras.training.batches import Batches, group_weights
 from arcface_keras.training.checkpoints import State
 from arcface_keras.training.course import Choice, Course, Saving
@@ -20,16 +20,14 @@ from arcface_keras.training.history import HistoryRow
 from arcface_keras.training.inputs import Inputs
 from arcface_keras.training.loop import run_course
 from arcface_keras.training.mix_trainer import MixTrainer
+from arcface_keras.training.moments import moments_of, set_exact_moments
 from arcface_keras.training.monitors import Watched, watch_features, watch_inputs
 from arcface_keras.training.optimizers import fine_tuning_optimizer
 from arcface_keras.training.schedules import LearningRate
 
-__all__ = ["Circumstances", "HistoryRow", "fit_top", "fit_whole", "set_exact_moments"]
+__all__ = ["Circumstances", "HistoryRow", "fit_top", "fit_whole"]
 
 logger = logging.getLogger(__name__)
-
-_NORM = "embedding_batch_norm"
-_MOMENT_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +246,7 @@ def fit_whole(
         scale_loss=config.precision == "mixed_float16",
     )
     trainer.compile(optimizer=optimizer, jit_compile=config.jit_compile)
-    moments = _moments_of(embedder, inputs, rows)
+    moments = moments_of(embedder, inputs, rows)
     probe = None
     if around.watched is not None:
         scores = watch_inputs(trainer, around.watched, inputs)
@@ -277,28 +275,6 @@ def _say_what_moves(embedder: keras.Model, statistics: str, stage: str) -> None:
         logger.info("%s: batch statistics of the backbone %s (--batch-norm)", stage, what)
 
 
-def _moments_of(embedder: keras.Model, inputs: Inputs, rows: np.ndarray) -> Callable[[], None]:
-    """A function that gives the neck the moments of these rows, as the backbone sees them by then."""
-    import tensorflow as tf
-
-    extractor, neck = split_embedder(embedder)
-    if not any(layer.name == _NORM for layer in neck.layers):
-        return lambda: None
-    some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOMENT_ROWS)).round().astype(np.int64)]
-
-    def features(values: tf.Tensor) -> tf.Tensor:
-        values = tf.cast(values, tf.float32) if values.dtype == tf.uint8 else values
-        return extractor(values, training=False)
-
-    run = tf.function(features, input_signature=[tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype))])
-
-    def moments() -> None:
-        batches = inputs.plain(some, np.zeros(len(some), np.int64))
-        set_exact_moments(neck, np.concatenate([run(values).numpy() for values, _ in batches]))
-
-    return moments
-
-
 def _top_order(count: int, batch: int, seed: int, steps: int) -> np.ndarray:
     """int64 (steps, batch): rows of every step, in orders that TensorFlow's global seed and `seed` give."""
     import tensorflow as tf
@@ -306,17 +282,3 @@ def _top_order(count: int, batch: int, seed: int, steps: int) -> np.ndarray:
     rows = tf.data.Dataset.range(count).shuffle(count, seed=seed).repeat()
     batches = rows.batch(batch, drop_remainder=True)
     return np.stack(list(batches.take(steps).as_numpy_iterator()))
-
-
-def set_exact_moments(neck: keras.Model, features: np.ndarray) -> None:
-    """Give the batch normalisation of a neck the mean and variance of all features (n, D)."""
-    layers = {layer.name: layer for layer in neck.layers}
-    norm, dense = layers.get(_NORM), layers.get("embedding_dense")
-    if norm is None:
-        return
-    parts = np.array_split(features, -(-len(features) // 8192))
-    values = np.concatenate(
-        [part if dense is None else keras.ops.convert_to_numpy(dense(part)) for part in parts]
-    )
-    norm.moving_mean.assign(values.mean(axis=0, dtype=np.float64))
-    norm.moving_variance.assign(values.var(axis=0, dtype=np.float64))

@@ -55,7 +55,7 @@ def test_links_of_a_page_lead_somewhere(page: str) -> None:
 
 
 def test_readme_has_its_blocks() -> None:
-    assert (len(PYTHON), len(INSTALLS), len(SHELL)) == (2, 2, 3)
+    assert (len(PYTHON), len(INSTALLS), len(SHELL)) == (2, 2, 4)
     assert sum(language not in ("python", "bash", "text") for language, _ in BLOCKS) == 0
 
 
