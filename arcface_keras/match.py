@@ -163,7 +163,13 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
     rows = open_shards(run.require(run.embeddings, "embed"))
     chooses = config.threshold is None or is_open(steps)
     held_out = []
-    if chooses or run.held_out.exists():
+    if chooses and not run.held_out.exists():
+        raise ValueError(
+            "a threshold, and what steps leave open, are chosen on held-out groups, which the stage `train` "
+            "leaves; give --threshold and all options where embeddings come from elsewhere. "
+            f"Received: out={config.out} without calibration."
+        )
+    if run.held_out.exists():
         held_out = load_held_out(run.require(run.held_out, "train"))
     search = search_options(config, progress)
     matches: Matches[Any]

@@ -6,30 +6,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from arcface_keras._files import read_json
-from arcface_keras.ablation import ablate_listings, ablation_table, draw_if_possible
+from arcface_keras.ablation import ablation_table
 from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
-from arcface_keras.data.catalogue import Catalogue, encode_labels, read_catalogue
 from arcface_keras.data.sample import sample_folder
-from arcface_keras.embeddings import Embeddings
-from arcface_keras.evaluate import equal_phash_f1, evaluate_matches, format_table, self_only_f1
+from arcface_keras.evaluate import format_table
+from arcface_keras.evaluate_run import Score, evaluate, listings_to_match
 from arcface_keras.foreign_embeddings import embeddings_from_parquet
-from arcface_keras.held_out import load_held_out
-from arcface_keras.lookup import gallery_source, look_up, ranking_format, ranking_score
+from arcface_keras.lookup import gallery_source, look_up, ranking_format
 from arcface_keras.match import (
-    load_listings,
     match,
-    match_listings,
-    parse_steps,
-    search_options,
 )
-from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.ranking import write_ranking
-from arcface_keras.run_folder import RunFolder, merge_metrics, record_stage, require_photos, required_path
-from arcface_keras.run_graphs import load_graph, open_graph, require_graph
+from arcface_keras.run_folder import RunFolder, record_stage, require_photos
+from arcface_keras.run_graphs import open_graph
 from arcface_keras.shards import open_shards, shards_to_parquet
 from arcface_keras.submit import write_submission
 
@@ -46,8 +37,6 @@ __all__ = [
     "submit",
     "train",
 ]
-
-Score = dict[str, Any]
 
 
 def train(config: RunConfig, *, progress: bool = False) -> RunFolder:
@@ -88,73 +77,6 @@ def embed(config: RunConfig, *, embeddings_from: str | None = None, progress: bo
     if source is None or source.images is None:
         return run
     return embed_gallery(config, source.csv, source.images, labelled=source.labelled, progress=progress)
-
-
-def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
-    """Stage 4, for labelled listings: score the matches beside the floors; `scores` in `metrics.json`.
-
-    The rows: every listing alone, equal image_phash, the pretrained backbone without training and the trained
-    embedder, both without and with the post-processing steps, each at a threshold of its own that was
-    chosen on the held-out groups of the training catalogue. The last row is what the submission holds.
-
-    Args:
-        config: needs `test`, and `test_images` or `images`.
-        progress: unused; every stage takes it.
-
-    Returns:
-        One row for each way of matching: name, threshold, row_f1, recall@1, map@5.
-
-    Raises:
-        ValueError: the listings have no label_group, or a stage before this one has not run.
-    """
-    with session_of(config.engine, config.address):
-        return _evaluate(config)
-
-
-def _evaluate(config: RunConfig) -> list[Score]:
-    started = time.perf_counter()
-    run = RunFolder(Path(config.out))
-    listings = _listings_to_match(config, labelled=True)
-    require_graph(run, run.neighbors)
-    labels, _ = encode_labels(listings.label_groups)
-    scores: list[Score] = [
-        {"name": "every listing alone", "threshold": None, "row_f1": self_only_f1(labels)},
-        {"name": "equal image_phash", "threshold": None, "row_f1": equal_phash_f1(listings.phashes, labels)},
-    ]
-    steps, search = parse_steps(config.steps), search_options(config)
-    ways = [("trained embedder", run.embeddings, run.held_out)]
-    if run.embeddings_untrained.exists():
-        ways.insert(0, ("untrained backbone", run.embeddings_untrained, run.held_out_untrained))
-    for name, folder, held_out in ways:
-        embeddings = Embeddings.load(run.require(folder, "embed"))
-        if list(embeddings.ids) != [str(posting_id) for posting_id in listings.posting_ids]:
-            raise ValueError(
-                f"test must be the file that was embedded. Received: test={config.test} with other ids."
-            )
-        parts = load_held_out(held_out)
-        known = load_listings(run, embeddings, parts)
-        trained = name == "trained embedder"
-        for some_steps in [(), steps] if steps else [()]:
-            label = f"{name}, {' and '.join(step.replace('_', ' ') for step, _ in some_steps)}"
-            label = label if some_steps else name
-            if trained and some_steps == (steps or ()):
-                scores.append(_submitted(run, label, labels))
-                continue
-            threshold = config.threshold if trained else None
-            matches = match_listings(known, parts, search=search, steps=some_steps, threshold=threshold)
-            scores.append(_score(label, matches.graph, matches.ranking, matches.threshold, labels))
-    if config.ablate:
-        rows = ablate_listings(known, parts, labels, steps, search=search, seed=config.seed)
-        merge_metrics(run, {"ablation": rows})
-        draw_if_possible(rows, run.ablation)
-    facts: dict[str, Any] = {"scores": scores}
-    if ranking_format(config) is not None and listings.label_groups is not None:
-        facts["ranking"] = {"format": config.format} | ranking_score(
-            *look_up(config, run), listings.label_groups
-        )
-    merge_metrics(run, facts)
-    record_stage(run, config, "evaluate", {}, time.perf_counter() - started)
-    return scores
 
 
 def submit(config: RunConfig, *, progress: bool = False) -> Path:
@@ -244,7 +166,7 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
 
 def _run(config: RunConfig, progress: bool) -> list[Score]:
     gallery_source(config)  # an unknown format must not be found out after the training
-    listings = _listings_to_match(config)
+    listings = listings_to_match(config)
     train(config, progress=progress)
     embed(config, progress=progress)
     match(config, progress=progress)
@@ -273,27 +195,3 @@ def score_table(scores: Sequence[Score]) -> str:
 def ablation_text(config: RunConfig) -> str:
     """What `evaluate` with `ablate` measured last, as text."""
     return ablation_table(read_json(RunFolder(Path(config.out)).metrics)["ablation"])
-
-
-def _listings_to_match(config: RunConfig, labelled: bool | None = None) -> Catalogue:
-    images = None
-    if config.modality == "image":
-        images = config.test_images or required_path(config, "images")
-    return read_catalogue(
-        required_path(config, "test"), images, labelled=labelled, missing_images=config.missing_images
-    )
-
-
-def _submitted(run: RunFolder, name: str, labels: np.ndarray) -> Score:
-    """The score of the matches that `match` left and `submit` writes, not of others like them."""
-    graph, ranking = load_graph(run, run.neighbors), load_graph(run, run.ranking)
-    return _score(name, graph, ranking, read_json(run.metrics)["threshold"], labels)
-
-
-def _score(
-    name: str, graph: NeighborGraph, ranking: NeighborGraph, threshold: float | None, labels: np.ndarray
-) -> Score:
-    values = evaluate_matches(graph, labels, neighbors=ranking)
-    numbers = {key: values[key] for key in ("row_f1", "recall@1", "map@5")}
-    known = {key: None if np.isnan(value) else value for key, value in numbers.items()}
-    return {"name": name, "threshold": threshold, **known}

@@ -17,13 +17,13 @@ STREET = """
     training_folds fitting parts train_stage train embed_source embed_shards shard_actor embed_ray embed
     foreign_embeddings neighbors text text_training hashing units postprocess pairs calibrate signals
     run_graphs matching_plan match_shards match evaluate ablation submit ranking new_identity lookup
-    report pipeline kernel bundle rehearse cli __main__
+    evaluate_run report pipeline kernel bundle rehearse cli __main__
 """.split()  # noqa: SIM905
 NUMPY_ONLY = """
     cluster reference metrics shards embeddings listings held_out gallery data recipes config facts
     run_folder foreign_embeddings neighbors text hashing units postprocess pairs calibrate signals run_graphs
-    matching_plan match_shards match evaluate ablation submit ranking new_identity lookup report pipeline
-    kernel bundle rehearse cli
+    matching_plan match_shards match evaluate ablation submit ranking new_identity lookup evaluate_run
+    report pipeline kernel bundle rehearse cli
 """.split()  # noqa: SIM905
 HEAVY = {"keras", "tensorflow", "jax", "torch"}
 

@@ -61,6 +61,30 @@ def test_embeddings_of_a_run_travel_to_another_bit_for_bit(
     assert matched.graph.n_rows == 15
 
 
+def test_rows_of_others_are_scored_at_the_threshold_that_was_given(catalogue: Write, tmp_path: Path) -> None:
+    test, images = catalogue(range(5), 3, prefix="test")
+    ids = [f"test_{group}_{shot}" for group in range(5) for shot in range(3)]
+    rows = np.repeat(np.eye(5, dtype=np.float32), 3, axis=0)
+    parts = pa.table({"posting_id": ids, "embedding": pa.array(rows.tolist(), pa.list_(pa.float32(), 5))})
+    pq.write_table(parts, tmp_path / "rows.parquet")
+    config = RunConfig.from_dict(
+        {"out": tmp_path / "run", "test": test, "images": images, "threshold": 0.5, "steps": ""}
+    )
+    pipeline.embed(config, embeddings_from=str(tmp_path / "rows.parquet"))
+    with pytest.raises(ValueError, match=r"chosen on held-out groups, .* give --threshold .* without calib"):
+        pipeline.match(config.replace(threshold=None))
+    pipeline.match(config)
+    scores = pipeline.evaluate(config)
+    assert [(row["name"], row["threshold"]) for row in scores] == [
+        ("every listing alone", None),
+        ("equal image_phash", None),
+        ("trained embedder", 0.5),
+    ]
+    assert scores[-1]["row_f1"] == 1.0
+    with pytest.raises(ValueError, match="ablate needs the held-out groups that the stage `train` leaves"):
+        pipeline.evaluate(config.replace(ablate=True))
+
+
 def test_rows_of_others_are_put_in_order_and_normalised(config: RunConfig, tmp_path: Path) -> None:
     ids = [f"test_{group}_{shot}" for group in range(5) for shot in range(3)]
     raw = np.random.default_rng(0).standard_normal((15, 6)) * 3

@@ -12,6 +12,7 @@ from arcface_keras.heads import (
     CosineLogits,
     LazyAdam,
     MarginLoss,
+    SampledAccuracy,
     SampledCrossentropy,
     SubCenterArcMarginProduct,
 )
@@ -419,3 +420,32 @@ def test_fit_under_xla_moves_a_sample_of_the_classes():
     assert len(set(Y)) < len(moved) <= 12
     last = model.fit([X, Y], Y, batch_size=8, epochs=20, shuffle=False, verbose=0).history["loss"]
     assert last[-1] < 0.8 * first[0]
+
+
+def test_accuracy_counts_the_columns_of_the_step():
+    head = with_columns(ArcMarginProduct(C, sample_rate=0.5, sample_seed=2), RNG.normal(size=(D, C)))
+    logits = values(head([X, Y], training=True))
+    _, live, place = last_sample(head, Y)
+    expected = (np.where(live, logits, -np.inf).argmax(1) == place).mean()
+    weights = np.arange(8, dtype="float32")
+    metric = SampledAccuracy(C)
+    assert float(values(metric(Y, logits))) == pytest.approx(expected)
+    certain = logits.copy()
+    certain[np.arange(8), place] = 1e4
+    metric.reset_state()
+    assert float(values(metric(Y[:, None], certain))) == 1.0
+    metric.update_state(Y, np.eye(C, dtype="float32")[(Y + 1) % C], sample_weight=weights)
+    assert float(values(metric.result())) == pytest.approx(8 / (8 + weights.sum()))
+    again = keras.metrics.deserialize(keras.metrics.serialize(metric))
+    assert (again.n_classes, again.name) == (C, "accuracy")
+
+
+def test_fit_of_a_sampled_head_reports_its_accuracy():
+    x, y = np.repeat(np.eye(20, dtype="float32"), 3, axis=0), np.repeat(np.arange(20), 3)
+    inputs, labels = keras.Input((20,)), keras.Input((), dtype="int32")
+    head = ArcMarginProduct(20, sample_rate=0.5, sample_seed=1, m=0.1)
+    model = keras.Model([inputs, labels], head([inputs, labels]))
+    model.compile(keras.optimizers.Adam(0.05), head.loss(), metrics=[SampledAccuracy(20)])
+    history = model.fit([x, y], y, batch_size=10, epochs=12, verbose=0).history
+    assert history["accuracy"][-1] > 0.9
+    assert model.evaluate([x, y], y, verbose=0)[1] == 1.0

@@ -212,9 +212,10 @@ def test_report_of_a_run_without_labels_shows_what_can_be_shown(unlabelled: tupl
     assert page.of("li", "wrong") == page.of("li", "missed") == []
 
 
+@pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_report_of_a_few_rows_works(tmp_path: Path, count: int) -> None:
-    config = make_run(tmp_path, labelled=False, groups=2, shots=4)
+def test_report_of_a_few_rows_works(tmp_path: Path, count: int, labelled: bool) -> None:
+    config = make_run(tmp_path, labelled=labelled, groups=2, shots=4)
     csv = tmp_path / "test.csv"
     csv.write_text("\n".join(csv.read_text("utf-8").splitlines()[: count + 1]) + "\n", "utf-8")
     run = RunFolder(Path(config.out))
@@ -222,6 +223,8 @@ def test_report_of_a_few_rows_works(tmp_path: Path, count: int) -> None:
     facts = json.loads(run.listings.read_text())
     write_json(run.listings, {key: values[:count] for key, values in facts.items()})
     match(config)
+    if labelled and count:
+        evaluate(config)
     assert f"{count}" in read(report(config)).text
 
 

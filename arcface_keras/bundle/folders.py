@@ -23,6 +23,12 @@ logger = logging.getLogger(__name__)
 _ABSENT_ENGINES = ("faiss_flat", "ray", "ray_pruned")
 
 
+def warn_of_absent_engine(config: RunConfig) -> None:
+    """Say before any work that a kernel cannot search as the run does."""
+    if config.engine in _ABSENT_ENGINES:
+        logger.warning("the engine %s is not in Kaggle's image; the kernel will stop there", config.engine)
+
+
 @dataclass(frozen=True)
 class Bundle:
     """What was written: the folder, and the names in it."""
@@ -89,8 +95,7 @@ def bundle(
     files = flat_files(run)
     facts = public_facts(read_json(run.run_json))
     _check_target(target)
-    if config.engine in _ABSENT_ENGINES:
-        logger.warning("the engine %s is not in Kaggle's image; the kernel will stop there", config.engine)
+    warn_of_absent_engine(config)
     temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
         _write_dataset(temporary / "dataset", config, facts)

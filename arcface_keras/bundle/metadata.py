@@ -39,8 +39,8 @@ class Names:
             value = getattr(self, part)
             if not isinstance(value, str) or not pattern.fullmatch(value):
                 raise ValueError(
-                    f"{part} must be as addresses on Kaggle have it: lower-case letters, digits and single "
-                    f"hyphens. Received: {part}={value!r}."
+                    f"{part} must be as addresses on Kaggle have it: lower-case letters and digits, joined "
+                    f"by single hyphens (an owner's also by underscores). Received: {part}={value!r}."
                 )
         check_count("version", self.version)
 

@@ -18,7 +18,7 @@ from arcface_keras.heads.losses import ArcFaceLoss, MarginLoss, SmoothedCrossent
 from arcface_keras.heads.magface import MagFace
 from arcface_keras.heads.mv_softmax import MVAddMargin, MVArcSoftmax
 from arcface_keras.heads.normalized_softmax import NormalizedSoftmax
-from arcface_keras.heads.sampling import SampledCrossentropy
+from arcface_keras.heads.sampling import SampledAccuracy, SampledCrossentropy
 from arcface_keras.heads.schedules import Stages, Warmup
 from arcface_keras.heads.sphereface2 import SphereFace2
 from arcface_keras.heads.sub_center import SubCenterArcMarginProduct
@@ -65,6 +65,7 @@ __all__ = [
     "MarginLoss",
     "MarginWarmup",
     "NormalizedSoftmax",
+    "SampledAccuracy",
     "SampledCrossentropy",
     "SmoothedCrossentropy",
     "SphereFace2",

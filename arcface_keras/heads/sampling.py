@@ -72,6 +72,51 @@ def first_row_of_class(labels: Tensor) -> Tensor:
 
 
 @keras.saving.register_keras_serializable(package="arcface_keras")
+class SampledAccuracy(keras.metrics.Metric):
+    """Accuracy of a head with `sample_rate`: in training among the classes of the step, else among all.
+
+    Keras's own accuracy compares class numbers with columns of the draw, which says nothing in training.
+
+    Args:
+        n_classes: Number of classes of the head.
+        **kwargs: `name`, `dtype`.
+
+    Call arguments:
+        y_true: Labels (batch,) or (batch, 1).
+        y_pred: Logits (batch, n_classes), or (batch, fewer) of a training step.
+
+    Example:
+
+    >>> metric = SampledAccuracy(100)
+    >>> float(metric(np.array([7]), np.eye(100)[[7]]))
+    1.0
+    """
+
+    def __init__(self, n_classes: int, name: str = "accuracy", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.n_classes = check_count("n_classes", n_classes)
+        self.right = self.add_weight(name="right", initializer="zeros")
+        self.rows = self.add_weight(name="rows", initializer="zeros")
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        labels = ops.cast(ops.reshape(y_true, (-1,)), "int32")
+        logits = ops.convert_to_tensor(y_pred)
+        place = labels if logits.shape[-1] == self.n_classes else first_row_of_class(labels)
+        right = ops.cast(ops.equal(ops.cast(ops.argmax(logits, axis=-1), "int32"), place), self.dtype)
+        weight = ops.ones_like(right)
+        if sample_weight is not None:
+            weight = ops.cast(ops.reshape(sample_weight, (-1,)), self.dtype)
+        self.right.assign_add(ops.sum(right * weight))
+        self.rows.assign_add(ops.sum(weight))
+
+    def result(self) -> Tensor:
+        return ops.divide_no_nan(self.right, self.rows)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"n_classes": self.n_classes}
+
+
+@keras.saving.register_keras_serializable(package="arcface_keras")
 class SampledCrossentropy(SmoothedCrossentropy):
     """Cross-entropy of a head with `sample_rate`, what its `loss()` returns.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from arcface_keras._checks import check_count
 from arcface_keras._files import read_json, write_json
+from arcface_keras.bundle.folders import warn_of_absent_engine
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.facts import machine_facts
@@ -111,6 +112,7 @@ def rehearse(
     require_photos(config, "rehearse")
     run = RunFolder(Path(config.out))
     run.require(run.embedder, "train")
+    warn_of_absent_engine(config)
     listings = _real_listings(config)
     changes = {name: getattr(config, name) for name in _OPTIONS}
     trials, problems, notes = [], [], [_links_note(distinct, rows)]

@@ -79,7 +79,9 @@ def collect(config: RunConfig) -> RunData:
     metrics = read_json(run.require(run.metrics, "match"))
     if not isinstance(metrics, dict):
         raise ValueError(f"{run.metrics} must hold one object. Received: {type(metrics).__name__}.")
-    groups = None if listings.label_groups is None else tuple(str(group) for group in listings.label_groups)
+    groups = None
+    if listings.label_groups is not None and len(ids):
+        groups = tuple(str(group) for group in listings.label_groups)
     return RunData(
         config=config,
         run=run,

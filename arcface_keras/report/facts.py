@@ -84,5 +84,6 @@ def made_of(data: RunData) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
 
 
-def _number(value: float) -> str:
-    return f"{value:.3f}"
+def _number(value: float | None) -> str:
+    """Three digits; a dash where there is no value, as for a catalogue without rows."""
+    return "-" if value is None else f"{value:.3f}"
