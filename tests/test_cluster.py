@@ -31,14 +31,14 @@ def test_session_joins_a_cluster_and_leaves_it_running(nodes: Any) -> None:
 
         names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
         threads = [os.environ.get(name) for name in names]
-        return {"nice": os.nice(0), "threads": threads, "package": _version.__file__}
+        return {"nice": os.nice(0), "threads": threads, "package": _version.__version__}
 
     for _ in range(2):
         with ray_session(nodes.address) as ray:
             found = ray.get(ray.remote(state).remote())
             assert found["nice"] == os.nice(0), "Ray made its workers nicer than this process"
             assert found["threads"] == ["1", "1"]
-            assert found["package"] == _version.__file__
+            assert found["package"] == _version.__version__
         assert not ray.is_initialized()
 
 

@@ -27,7 +27,8 @@ MODES = {
     "torch": [("eager", "float64"), ("eager", "float32")],
 }[BACKEND]
 if BACKEND == "jax" and importlib.import_module("jax").config.jax_enable_x64:
-    MODES.append(("jit", "float64"))
+    # Compiling takes most of the time; in float64 the formulas are proved on the other backends as well.
+    MODES.append(pytest.param("jit", "float64", marks=pytest.mark.slow))
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 POLE = 2e-3
 CLASSES, DIM = 5, 8

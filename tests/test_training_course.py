@@ -277,7 +277,7 @@ def test_train_resumed_with_other_options_or_photos_is_refused(
     photo = sorted(Path(str(config.images)).iterdir())[0]
     content = photo.read_bytes()
     photo.write_bytes(sorted(Path(str(config.images)).iterdir())[1].read_bytes())
-    with pytest.raises(ValueError, match="must find the listings and photos it began with"):
+    with pytest.raises(ValueError, match="must find the listings, photos and titles it began with"):
         train(again)
     photo.write_bytes(content)
     train(again.replace(workers=1))
