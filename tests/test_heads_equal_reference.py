@@ -23,7 +23,7 @@ BACKEND = keras.backend.backend()
 XLA = pytest.param("xla", "float32", marks=pytest.mark.slow)
 MODES = {
     "tensorflow": [("eager", "float64"), ("eager", "float32"), ("graph", "float32"), XLA],
-    "jax": [("eager", "float32"), ("jit", "float32")],
+    "jax": [("jit", "float32"), pytest.param("eager", "float32", marks=pytest.mark.slow)],
     "torch": [("eager", "float64"), ("eager", "float32")],
 }[BACKEND]
 if BACKEND == "jax" and importlib.import_module("jax").config.jax_enable_x64:
