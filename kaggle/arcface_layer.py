@@ -977,7 +977,8 @@ class MarginHead(keras.layers.Layer):
         scale_schedule: The same for the scale.
         sample_rate: Share of the classes that a training step looks at, in (0, 1]: those of the batch and a
             new draw of others. Its logits are (batch, n_classes * sample_rate), for `head.loss()` and no
-            other loss, and only drawn classes receive a gradient. 1 is the plain head.
+            other loss, for `SampledAccuracy` and no other accuracy; only drawn classes receive a gradient. 1
+            is the plain head.
         sample_seed: Seed of the draws, whose state is saved; None takes a random one.
         class_multiple: Give `W` zero columns up to a multiple of this many classes, which nobody sees, so
             that it can be split evenly over devices.

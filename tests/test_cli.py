@@ -113,4 +113,4 @@ def test_photos_are_asked_for_unless_titles_are_embedded(tmp_path: Path) -> None
     config = RunConfig(train=str(listings), test=str(listings), out=str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"images must be given \(--images PATH\)"):
         pipeline.run(config)
-    assert len(pipeline._listings_to_match(config.replace(modality="text"))) == 1
+    assert len(pipeline.listings_to_match(config.replace(modality="text"))) == 1
