@@ -1,5 +1,6 @@
 """Work on a Ray cluster: the one that is there, or a local one that is started and stopped."""
 
+import hashlib
 import importlib
 import os
 import platform
@@ -118,7 +119,17 @@ def versions() -> dict[str, str]:
         "python": ".".join(platform.python_version_tuple()[:2]),
         "numpy": np.__version__,
         "arcface_keras": __version__,
+        "the modules of arcface_keras": _package_digest(),
     }
+
+
+def _package_digest() -> str:
+    """Digest of this package's modules: a worker may find a checkout beside the package that is installed."""
+    root = Path(__file__).resolve().parent
+    digest = hashlib.blake2b(digest_size=4)
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def check_versions(ray: Any) -> None:

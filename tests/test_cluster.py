@@ -24,21 +24,19 @@ def nodes() -> Iterator[Any]:
 
 
 def test_session_joins_a_cluster_and_leaves_it_running(nodes: Any) -> None:
-    from arcface_keras import _version
-
     def state() -> dict[str, Any]:
-        from arcface_keras import _version
+        from arcface_keras.cluster import versions
 
         names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
         threads = [os.environ.get(name) for name in names]
-        return {"nice": os.nice(0), "threads": threads, "package": _version.__version__}
+        return {"nice": os.nice(0), "threads": threads, "package": versions()}
 
     for _ in range(2):
         with ray_session(nodes.address) as ray:
             found = ray.get(ray.remote(state).remote())
             assert found["nice"] == os.nice(0), "Ray made its workers nicer than this process"
             assert found["threads"] == ["1", "1"]
-            assert found["package"] == _version.__version__
+            assert found["package"] == cluster.versions()
         assert not ray.is_initialized()
 
 
@@ -85,7 +83,7 @@ def test_session_names_versions_that_differ_on_the_cluster(
     assert not ray.is_initialized()
 
 
-@pytest.mark.parametrize("name", ["ray", "python", "numpy", "arcface_keras"])
+@pytest.mark.parametrize("name", ["ray", "python", "numpy", "arcface_keras", "the modules of arcface_keras"])
 def test_compare_versions_names_what_differs(name: str) -> None:
     here = cluster.versions()
     assert here["numpy"] == np.__version__

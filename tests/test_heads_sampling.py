@@ -338,7 +338,7 @@ def test_padded_classes_are_never_seen(name):
     for inputs, training in ((X, False), ([X, Y], True)):
         own, other = values(head(inputs, training=training)), values(plain(inputs, training=training))
         assert own.shape == (8, C)
-        np.testing.assert_allclose(own, other, atol=1e-4)
+        np.testing.assert_allclose(own, other, atol=1e-5)
     assert (values(head.W)[:, C * head.sub_centers :] == 0).all()
     assert name in HEAD_ARGUMENTS
 

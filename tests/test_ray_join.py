@@ -85,7 +85,7 @@ class Recorder(LocalRunner):
     ) -> list[Any]:
         def counted(name: str, *arguments: Any) -> Any:
             if len(self.done) == self.killed_at:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt("cut off here")
             wave = f" wave {arguments[3]}" if len(arguments) > 3 else ""
             self.done.append(f"{function.__name__} {name}{wave}")
             return function(*arguments)
@@ -206,7 +206,7 @@ def test_blocks_cut_off_go_on_where_they_were(folder: Path, k: int | None) -> No
     for killed_at in (5, 120, len(whole.done) - 5):
         plan = (folder / "rows", None, folder / f"graph{killed_at}", k, 0.3, 1024)
         first = Recorder(killed_at)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="cut off here"):
             join_blocks(make_job(*plan, first, block_rows=20), first, k)
         again = Recorder()
         job = make_job(*plan, again)
@@ -232,7 +232,7 @@ def test_blocks_of_another_search_are_never_taken_up(folder: Path) -> None:
         if change is other:
             save(folder / "rows", other)
         plan = (folder / "rows", None, folder / "graph", k, threshold, 1024)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="cut off here"):
             join_blocks(make_job(*plan, killed, block_rows=50), killed, k)
         assert len(list((folder / "graph").glob("work-*"))) == 1
         assert len(killed.done) == 8
@@ -333,14 +333,14 @@ def test_lists_cut_off_go_on_where_they_were(folder: Path) -> None:
     expected = pruned.search(rows, None, k=5, threshold=None, memory_mb=1024, lists=30)
     for killed_at in (4, 10, 16, 22, 28):
         killed = Recorder(killed_at)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="cut off here"):
             join_lists(make_job(*plan, killed, block_rows=300), killed, 5, lists=30)
     there = [p for p in (folder / "graph").rglob("*") if p.name in ("centroids.npy", "homes.npy")]
     assert len(there) > 1
     before = [path.stat().st_mtime_ns for path in there]
     killed = Recorder(killed_at=30)
     job = make_job(*plan, killed, block_rows=300)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="cut off here"):
         join_lists(job, killed, 5, lists=30)
     assert before == [path.stat().st_mtime_ns for path in there]
     check_same(join_lists(job, LocalRunner(1), 5, lists=30).to_graph(), expected)
