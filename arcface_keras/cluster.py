@@ -24,6 +24,9 @@ _PATIENCE = 5.0
 """Seconds that a cluster may take to answer."""
 
 _REPORT_SECONDS = 60.0
+_OPENED: list[Any] = []
+"""The session that this module has opened: its nodes were looked at then."""
+
 _ADDRESS = re.compile(r"auto|local|(ray://)?(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere, no
@@ -70,15 +73,18 @@ def ray_session(address: str | None = None, *, cpus: int | None = None) -> Itera
     if ray.is_initialized():
         if address not in (None, "auto", "local"):
             _check_same_cluster(ray, str(address))
-        check_versions(ray)
+        if not _OPENED:
+            check_versions(ray)
         yield ray
         return
     with _environment(_START_VARIABLES):
         _connect(ray, wanted, cpus)
     try:
         check_versions(ray)
+        _OPENED.append(ray)
         yield ray
     finally:
+        _OPENED.clear()
         ray.shutdown()
 
 
@@ -188,8 +194,8 @@ def _token_variables() -> dict[str, str]:
 
     Ray 2.60 asks for it wherever a cluster was started beside one, but does not show its own to an address.
     """
-    places = [Path.home() / ".ray" / "auth_token", Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "/nowhere"))]
-    there = "RAY_AUTH_TOKEN" in os.environ or any(place.is_file() for place in places)
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    there = "RAY_AUTH_TOKEN" in os.environ or file.is_file()
     return {"RAY_AUTH_MODE": "token"} if there else {}
 
 

@@ -175,15 +175,17 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
     matches: Matches[Any]
     if works_on_shards(config.engine, steps):
         plan = plan_matches(steps, held_out, rows.rows, search, config.threshold)
-        matches = match_shards(run, plan, search)
+        zero = zero_rows(rows)
+        matches = match_shards(run, plan, search, zero)
     else:
         listings = load_listings(run, Embeddings.load(run.embeddings, config.memory_mb), held_out)
+        zero = zero_rows([listings.embeddings.rows])
         matches = match_listings(listings, held_out, search=search, steps=steps, threshold=config.threshold)
         for graph, file in ((matches.ranking, run.ranking), (matches.graph, run.neighbors)):
             remove_graph(file)
             graph.save(file)
         shutil.rmtree(run.searches, ignore_errors=True)
-    facts = _facts(config, rows, matches)
+    facts = _facts(config, rows, zero, matches)
     write_json(run.metrics, facts)
     _write_curve(run.threshold_curve, matches.calibration)
     record_stage(run, config, "match", {"steps": config.steps}, time.perf_counter() - started)
@@ -192,7 +194,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
     return matches
 
 
-def _facts(config: RunConfig, rows: Shards, matches: Matches[Any]) -> dict[str, Any]:
+def _facts(config: RunConfig, rows: Shards, zero: np.ndarray, matches: Matches[Any]) -> dict[str, Any]:
     graph, ids = matches.graph, rows.ids
     entries = graph.entries if isinstance(graph, GraphShards) else len(graph.indices)
     return {
@@ -204,7 +206,7 @@ def _facts(config: RunConfig, rows: Shards, matches: Matches[Any]) -> dict[str, 
         "recall": matches.recall,
         "listings": rows.rows,
         "pairs": entries - rows.rows,
-        "unreadable": [ids[row] for row in np.flatnonzero(zero_rows(rows))],
+        "unreadable": [ids[row] for row in np.flatnonzero(zero)],
         "calibration": _calibration_facts(matches.calibration),
     }
 

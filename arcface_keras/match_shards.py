@@ -1,6 +1,6 @@
 """Matching from shards to shards: no process holds all rows or the whole graph."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from arcface_keras.neighbors.shard_join import join_shards
 from arcface_keras.postprocess.apply import Step, split_step
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.run_graphs import remove_graph, shards_of
-from arcface_keras.shards import Shards, open_shards
 from arcface_keras.signals import SearchOptions
 
 __all__ = ["match_shards", "works_on_shards", "zero_rows"]
@@ -31,7 +30,9 @@ def works_on_shards(engine: str, steps: Sequence[Step]) -> bool:
     )
 
 
-def match_shards(run: RunFolder, plan: MatchingPlan, search: SearchOptions) -> Matches[GraphShards]:
+def match_shards(
+    run: RunFolder, plan: MatchingPlan, search: SearchOptions, zero: np.ndarray
+) -> Matches[GraphShards]:
     """Match the embedded listings of a run; the graphs lie in `neighbors/` and `ranking/`.
 
     Searches and expanded rows are kept in `searches/`: a job that was cut off goes on where it was, and
@@ -41,6 +42,7 @@ def match_shards(run: RunFolder, plan: MatchingPlan, search: SearchOptions) -> M
         run: after the stage `embed`.
         plan: steps that `works_on_shards` is true of, and therefore a threshold.
         search: how candidates are found, on the session of Ray that is open.
+        zero: (n,) bool, see `zero_rows`.
     """
     rows, work = run.embeddings, run.searches
     graph = _search(rows, work / "0", search)
@@ -58,7 +60,7 @@ def match_shards(run: RunFolder, plan: MatchingPlan, search: SearchOptions) -> M
         graph = _search(rows, work / str(number), search)
         recalls.append(graph.recall)
     threshold = check_number("threshold", plan.threshold)
-    ranking, matches = _write(graph, zero_rows(open_shards(run.embeddings)), threshold, run)
+    ranking, matches = _write(graph, zero, threshold, run)
     return Matches(
         matches,
         ranking,
@@ -71,9 +73,9 @@ def match_shards(run: RunFolder, plan: MatchingPlan, search: SearchOptions) -> M
     )
 
 
-def zero_rows(shards: Shards) -> np.ndarray:
-    """(n,) bool: rows without a direction, of photos that could not be read."""
-    return np.concatenate([~shard.any(axis=1) for shard in shards])
+def zero_rows(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """(n,) bool: rows without a direction, of photos that could not be read; of (m, d) rows at a time."""
+    return np.concatenate([~part.any(axis=1) for part in parts])
 
 
 def _search(rows: Path, destination: Path, search: SearchOptions) -> GraphShards:
@@ -97,7 +99,7 @@ def _write(
         remove_graph(file)
         writers.append(
             GraphShardWriter(
-                shards_of(file), rows=graph.rows, columns=graph.columns, shard_rows=max(1, graph[0].n_rows)
+                shards_of(file), rows=graph.rows, columns=graph.columns, shard_rows=graph.shard_rows
             )
         )
     for number, block in enumerate(graph):

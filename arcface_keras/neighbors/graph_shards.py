@@ -42,7 +42,7 @@ def write_graph_shard(folder: str | os.PathLike[str], number: int, graph: Neighb
     return entry
 
 
-class GraphShardWriter:
+class GraphShardWriter(PlannedShards):
     """Writes a graph block by block; opened again with the same plan and source it keeps what is there.
 
     Args:
@@ -68,22 +68,7 @@ class GraphShardWriter:
         plan: dict[str, Any] = {"format": FORMAT, "version": VERSION, "rows": rows, "columns": columns}
         plan |= {"includes_self": includes_self, "shard_rows": shard_rows}
         plan |= {"source": None if source is None else dict(source)}
-        self._shards = PlannedShards(folder, plan, prefix="graph", check=_check)
-        self.folder = self._shards.folder
-
-    @property
-    def count(self) -> int:
-        """Number of shards; no rows at all still make one."""
-        return self._shards.count
-
-    @property
-    def missing(self) -> list[int]:
-        """Numbers of the shards that are still to be written, in order."""
-        return self._shards.missing
-
-    def rows_of(self, number: int) -> slice:
-        """The rows that a shard holds."""
-        return self._shards.rows_of(number)
+        super().__init__(folder, plan, prefix="graph", check=_check)
 
     def write(self, number: int, graph: NeighborGraph) -> None:
         """Write one block, the graph of `rows_of(number)`.
@@ -92,7 +77,7 @@ class GraphShardWriter:
             ValueError: the block is of other rows.
             OSError: the file cannot be written; the message names it.
         """
-        part, plan = self.rows_of(number), self._shards.plan
+        part, plan = self.rows_of(number), self.plan
         found = (graph.first_row, graph.n_rows, graph.n_columns, graph.includes_self)
         expected = (part.start, part.stop - part.start, plan["columns"], plan["includes_self"])
         if found != expected:
@@ -100,11 +85,7 @@ class GraphShardWriter:
                 f"shard {number} must have (first row, rows, columns, includes_self) {expected}. "
                 f"Received: {found}."
             )
-        self._shards.entries[number] = write_graph_shard(self.folder, number, graph)
-
-    def look(self) -> None:
-        """Take in the shards that other processes have written since, by `write_graph_shard`."""
-        self._shards.look()
+        self.entries[number] = write_graph_shard(self.folder, number, graph)
 
     def finish(
         self, *, k: int | None = None, threshold: float | None = None, recall: float | None = None
@@ -117,7 +98,7 @@ class GraphShardWriter:
         Raises:
             ValueError: a shard is missing.
         """
-        self._shards.finish({"k": k, "threshold": threshold, "recall": recall})
+        self.write_manifest({"k": k, "threshold": threshold, "recall": recall})
         return open_graph_shards(self.folder)
 
 
@@ -129,6 +110,7 @@ class GraphShards:
     Attributes:
         folder: where they lie.
         rows, columns: of the whole graph.
+        shard_rows: rows of every block but the last.
         k, threshold, recall: of the whole graph, as in `NeighborGraph`.
         source: what the writer said the graph is made from, or None.
     """
@@ -146,6 +128,7 @@ class GraphShards:
                 f"Received: {manifest.get('format')!r}, version {manifest.get('version')!r}."
             )
         self.rows, self.columns = int(manifest["rows"]), int(manifest["columns"])
+        self.shard_rows = int(manifest["shard_rows"])
         self.includes_self = bool(manifest["includes_self"])
         self.k, self.threshold, self.recall = (manifest[name] for name in _FACTS)
         self.source: dict[str, Any] | None = manifest["source"]

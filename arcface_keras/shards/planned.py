@@ -18,8 +18,8 @@ Check = Callable[[Path, Mapping[str, Any]], object]
 class PlannedShards:
     """The files of a plan that are there and whole, and what makes the folder a finished one.
 
-    Until `finish` the folder holds `plan.json`, and beside each `PREFIX-00000.SUFFIX` a `PREFIX-00000.json`,
-    its entry for the manifest (`file`, `start`, `rows`, `checksum`, ...). Opened with the same plan, files
+    Until `write_manifest` the folder holds `plan.json`, and beside each `PREFIX-00000.SUFFIX` a
+    `PREFIX-00000.json`, its entry for the manifest (`file`, `start`, `rows`, `checksum`, ...). Opened with the same plan, files
     whose checksums are right are kept; with another, or one whose `source` is None, it begins afresh.
 
     Args:
@@ -59,7 +59,7 @@ class PlannedShards:
         if self.missing:
             raise ValueError(f"every shard must be written before the end. Received: missing={self.missing}.")
 
-    def finish(self, facts: Mapping[str, Any]) -> None:
+    def write_manifest(self, facts: Mapping[str, Any]) -> None:
         """Write the manifest, last, which makes the folder a whole one.
 
         Raises:
@@ -75,14 +75,14 @@ class PlannedShards:
     def look(self) -> None:
         """Take in the shards that other processes have written since."""
         for number in self.missing:
-            self.keep(number, _json_or_none(self.folder / f"{self.prefix}-{number:05d}.json"))
+            self._keep(number, _json_or_none(self.folder / f"{self.prefix}-{number:05d}.json"))
 
     def _open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         manifest, plan = _json_or_none(self.folder / MANIFEST), _json_or_none(self.folder / PLAN)
         if self._goes_on(manifest):
             for number, entry in enumerate(manifest["shards"]):
-                self.keep(number, entry)
+                self._keep(number, entry)
         elif self._goes_on(plan):
             self.look()
         # Temporary files of a killed process; the names are those of `atomic_path`.
@@ -100,7 +100,7 @@ class PlannedShards:
         write_json(self.folder / PLAN, self.plan)
         self._remove((MANIFEST,))
 
-    def keep(self, number: int, entry: Any) -> None:
+    def _keep(self, number: int, entry: Any) -> None:
         """Keep the shard of an entry if it is a whole one of this plan."""
         part = self.rows_of(number)
         # What a stranger left there in its place is no work to go on with.

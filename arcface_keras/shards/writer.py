@@ -26,7 +26,7 @@ IDS = "ids.json"
 _HINT = "; the shards before it are kept, and the same command goes on from here"
 
 
-class ShardWriter:
+class ShardWriter(PlannedShards):
     """Writes (n, d) rows shard by shard and never holds more than the one it is given.
 
     Every file gets a temporary name, is flushed to the disk and renamed, so a shard that is there is whole.
@@ -80,37 +80,17 @@ class ShardWriter:
             "dtype": dtype,
         }
         plan |= {"shard_rows": int(shard_rows), "source": None if source is None else dict(source)}
-        self._shards = PlannedShards(
+        super().__init__(
             folder,
             plan,
             prefix="emb",
             check=lambda place, entry: map_shard(place, entry, plan["dim"], np.dtype(plan["dtype"])),
         )
-        self.folder = self._shards.folder
-
-    @property
-    def count(self) -> int:
-        """Number of shards; no rows at all still make one."""
-        return self._shards.count
-
-    @property
-    def missing(self) -> list[int]:
-        """Numbers of the shards that are still to be written, in order."""
-        return self._shards.missing
 
     @property
     def unreadable(self) -> dict[int, str]:
         """`{row: reason}` of all shards written so far, by this process or one before it."""
-        entries = self._shards.entries
-        return unreadable_rows(entries[number] for number in sorted(entries))
-
-    def rows_of(self, number: int) -> slice:
-        """The rows that a shard holds."""
-        return self._shards.rows_of(number)
-
-    def look(self) -> None:
-        """Take in the shards that other processes have written since, by `write_shard`."""
-        self._shards.look()
+        return unreadable_rows(self.entries[number] for number in sorted(self.entries))
 
     def keep(self, number: int, entry: Mapping[str, Any]) -> None:
         """Take in a shard that another process has written by `write_shard`, which returned the entry.
@@ -118,7 +98,7 @@ class ShardWriter:
         Raises:
             ValueError: the shard is not there, or not with the bytes of the entry.
         """
-        self._shards.keep(number, dict(entry))
+        self._keep(number, dict(entry))
         if number in self.missing:
             raise ValueError(
                 f"{self.folder / str(entry.get('file'))} must be there as it was written: the folder must "
@@ -137,13 +117,13 @@ class ShardWriter:
             ValueError: the shape is another.
             OSError: disk full, read-only folder, ...; the message names the file. Shards before it stay.
         """
-        part, plan = self.rows_of(number), self._shards.plan
+        part, plan = self.rows_of(number), self.plan
         expected = (part.stop - part.start, plan["dim"])
         if rows.shape != expected:
             raise ValueError(f"shard {number} must have shape {expected}. Received: rows.shape={rows.shape}.")
         hint = "" if plan["source"] is None else _HINT
         with explained(self.folder / f"{shard_name(number)}.npy", hint):
-            self._shards.entries[number] = write_shard(
+            self.entries[number] = write_shard(
                 self.folder, number, rows, start=part.start, dtype=plan["dtype"], unreadable=unreadable
             )
 
@@ -153,9 +133,9 @@ class ShardWriter:
         Raises:
             ValueError: a shard is missing, or there are not n ids.
         """
-        self._shards.check_complete()
+        self.check_complete()
         if len(ids) != self.rows:
             raise ValueError(f"there must be an id for each of {self.rows} rows. Received: {len(ids)} ids.")
         with explained(self.folder / IDS):
             write_json(self.folder / IDS, list(ids))
-        self._shards.finish({"ids": IDS})
+        self.write_manifest({"ids": IDS})
