@@ -19,8 +19,9 @@ class PlannedShards:
     """The files of a plan that are there and whole, and what makes the folder a finished one.
 
     Until `write_manifest` the folder holds `plan.json`, and beside each `PREFIX-00000.SUFFIX` a
-    `PREFIX-00000.json`, its entry for the manifest (`file`, `start`, `rows`, `checksum`, ...). Opened with the same plan, files
-    whose checksums are right are kept; with another, or one whose `source` is None, it begins afresh.
+    `PREFIX-00000.json`, its entry for the manifest (`file`, `start`, `rows`, `checksum`, ...). Opened with
+    the same plan, files whose checksums are right are kept; with another, or one whose `source` is None, it
+    begins afresh.
 
     Args:
         folder: made where it is missing.
