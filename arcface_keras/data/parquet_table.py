@@ -70,9 +70,10 @@ def parquet_table(data: bytes, wanted: Collection[str] | None = None, first_row:
 
 def parquet_folder(folder: Path, wanted: Collection[str] | None = None) -> Table:
     """`parquet_table` of all files `*.parquet` of a folder as one, in the order of their names."""
-    whole = Table([], [], [])
+    rows: list[tuple[int, list[str]]] = []
+    whole = Table([], rows, [])
     for file in sorted(folder.glob("*.parquet")):
-        part = parquet_table(file.read_bytes(), wanted, len(whole.rows) + 1)
+        part = parquet_table(file.read_bytes(), wanted, len(rows) + 1)
         problems = list(part.problems)
         if whole.header and not problems and part.header != whole.header:
             what = f"all files must have the columns {whole.header}. Received columns: {part.header}"
@@ -80,7 +81,8 @@ def parquet_folder(folder: Path, wanted: Collection[str] | None = None) -> Table
         if problems:
             named = [Problem(one.row, one.column, f"{file.name}: {one.what}") for one in problems]
             return Table(part.header, [], named)
-        whole = Table(part.header, [*whole.rows, *part.rows], [], whole.numeric | part.numeric)
+        rows.extend(part.rows)
+        whole = Table(part.header, rows, [], whole.numeric | part.numeric)
     return whole
 
 

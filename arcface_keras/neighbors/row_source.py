@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from arcface_keras._files import read_json
-from arcface_keras.embeddings import UNIT_TOLERANCE, normalized_rows, row_norms
+from arcface_keras._unit_rows import normalized_rows, row_norms, wrong_norms
 from arcface_keras.neighbors.rescore import pair_similarities
 from arcface_keras.shards import MANIFEST, open_shards
 
@@ -40,12 +40,12 @@ class RowSource:
                 low, high = max(start, self._starts[number]), min(stop, self._starts[number + 1])
                 shard = self.shards[number][low - self._starts[number] : high - self._starts[number]]
                 rows[low - start : high - start] = self._clean(shard)
-        norms = row_norms(rows)
-        wrong = np.flatnonzero((norms != 0) & ~(np.abs(norms - 1) <= UNIT_TOLERANCE))
+        wrong = wrong_norms(rows)
         if wrong.size:
+            norm = row_norms(rows[wrong[:1]])[0]
             raise ValueError(
                 f"rows of {self.shards.folder} must have norm 1 or be all zeros. Received: row "
-                f"{start + int(wrong[0])} with norm {norms[wrong[0]]:.6g}."
+                f"{start + int(wrong[0])} with norm {norm:.6g}."
             )
         return rows
 

@@ -61,8 +61,7 @@ def expand_shards(
         )
     facts: dict[str, Any] = {"embeddings": source_digest(source), "k": k, "alpha": alpha}
     facts["graph"] = [entry["checksum"] for entry in read_json(blocks.folder / MANIFEST)["shards"]]
-    shard_rows = rows.starts[1] if len(rows) > 1 else max(1, rows.rows)
-    writer = ShardWriter(destination, rows=rows.rows, dim=rows.dim, source=facts, shard_rows=shard_rows)
+    writer = ShardWriter(destination, rows=rows.rows, dim=rows.dim, source=facts, shard_rows=rows.shard_rows)
     folders = [str(Path(folder).absolute()) for folder in (source, graph, destination)]
     tasks = []
     for number in writer.missing:
