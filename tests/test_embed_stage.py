@@ -281,20 +281,6 @@ def test_photo_embedder_gives_what_the_model_gives(
     assert ("no such constant" in caplog.text) == (frozen == "refused")
 
 
-@pytest.mark.parametrize("flip_average", [False, True])
-def test_openvino_gives_the_rows_of_tensorflow(config: RunConfig, flip_average: bool) -> None:
-    pytest.importorskip("openvino", reason="needs openvino: pip install 'arcface-keras[openvino]'")
-    from arcface_keras.models import build_embedder
-
-    model = build_embedder("efficientnet_lite0", SIDE, embedding_size=16, batch_norm=True, weights="none")
-    paths = photos(config)
-    options: dict[str, Any] = {"flip_average": flip_average, "batch_size": 4}
-    (expected,) = PhotoEmbedder(model, SIDE, **options)(paths)
-    (rows,) = PhotoEmbedder(model, SIDE, engine="openvino", **options)(paths)
-    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
-    assert np.abs(expected[0] - expected[-1]).max() > 1e-4, "photos must differ for this to say anything"
-
-
 def test_photo_embedder_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="one of 'openvino', 'tensorflow'. Received: engine='x'"):
         PhotoEmbedder(Counting(), 8, engine="x")
