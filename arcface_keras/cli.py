@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import importlib
 import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,6 +121,9 @@ _EXTRAS: dict[str, dict[str, dict[str, Any]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 1 for an error that a message explains, 2 for usage."""
+    if arguments is None:
+        # A scheduler's request to end unwinds as an error does: temporary folders and children go as well.
+        signal.signal(signal.SIGTERM, _end)
     words = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser(resuming="--resume" in words).parse_args(words)
     logging.basicConfig(
@@ -143,6 +147,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"arcface-keras: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _end(number: int, _: Any) -> None:
+    raise SystemExit(128 + number)
 
 
 def _run(options: argparse.Namespace) -> None:

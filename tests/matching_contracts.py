@@ -1,5 +1,7 @@
 """What every engine and every post-processing step must do, as checks that a test runs over all of them."""
 
+import ctypes
+import gc
 import os
 import threading
 import time
@@ -84,6 +86,11 @@ def memory_of(run: Callable[[], NeighborGraph]) -> tuple[NeighborGraph, float]:
     def resident() -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
+    # What earlier tests freed and the allocator kept would be used again unseen.
+    gc.collect()
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if release is not None:
+        release(0)
     start = peak = resident()
     done = threading.Event()
 

@@ -4,8 +4,10 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -477,6 +479,19 @@ def test_rehearsal_of_the_true_path_in_processes_of_its_own(config: RunConfig, t
     (spoilt / "embedder.keras").write_bytes(b"no model")
     with pytest.raises(ValueError, match="the scored run must work with 0 rows. Received: exit status 1"):
         rehearse.rehearse(config.replace(out=str(spoilt)), rows=60)
+
+
+def test_rehearsal_that_is_told_to_end_leaves_no_temporary_folder(config: RunConfig, tmp_path: Path) -> None:
+    words = ["rehearse", "--run", config.out, "--rows", "60", "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "arcface_keras", *words], env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
+    while not list(tmp_path.glob("arcface-keras-rehearsal-*/*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert list(tmp_path.glob("arcface-keras-rehearsal-*")) == []
 
 
 @pytest.mark.parametrize("stage", ["bundle", "rehearse"])
