@@ -3,6 +3,7 @@
     python benchmarks/neighbors.py                                  # 20,000 and 70,000 rows of 512 columns
     python benchmarks/neighbors.py --sizes 200000 --methods exact pruned
     python benchmarks/neighbors.py --sizes 20000 --methods exact "faiss range" --repeats 3
+    python benchmarks/neighbors.py --sizes 1000000 --methods pruned --target-recall 0.99 --memory-mb 4000
 
 Every method runs in a process of its own, by the kernels that its BLAS takes for this processor; faiss also
 by those of OPENBLAS_CORETYPE=SkylakeX, since its wheel falls back to slow ones on newer processors. CPU
@@ -10,7 +11,8 @@ seconds (all threads) are the number to compare: a busy machine stretches the ot
 triangle of products, n * n * d operations, at the rate of the machine's own matrix product, measured on all
 cores just before and after each run. Pairs are compared with float64 products in blocks, for large sizes
 with those of `exact`. Aimed at: `exact` at 0.90 of the limit and half of fast faiss, no pair wrong,
-less than 200 MB beyond 70,000 rows; `pruned` at 0.35 of `exact` with 200,000 rows, at recall 0.998.
+less than 200 MB beyond 70,000 rows; `pruned` at 0.35 of `exact` with 200,000 rows at recall 0.998, and at a
+tenth with a million at 0.99.
 """
 
 import argparse
@@ -143,7 +145,7 @@ def sklearn_radius(rows: Any, threshold: float, cores: int) -> tuple[Pairs, floa
 
 METHODS: dict[str, tuple[Callable[[Any, float, int], tuple[Pairs, float | None]], str | None]] = {
     "exact": (ours("exact"), None),
-    "pruned": (ours("pruned", target_recall=0.9985), None),
+    "pruned": (ours("pruned"), None),
     "tf_matmul": (ours("tf_matmul"), None),
     "faiss_flat": (ours("faiss_flat"), "SkylakeX"),
     "exact k=50": (ours("exact", k=50), None),
@@ -180,12 +182,16 @@ def kernels() -> list[str]:
     return found
 
 
-def measure(name: str, data: Path, result: Path, threshold: float, repeats: int, cores: int) -> None:
-    """Worker: run one method on the rows in `data`; writes `result` (JSON) and the pairs beside it."""
+def measure(arguments: argparse.Namespace) -> None:
+    """Worker: run one method on a file of rows; writes the result (JSON) and the pairs beside it."""
     import numpy as np
 
+    name, data, result = arguments.worker[0], *map(Path, arguments.worker[1:])
+    threshold, repeats, cores = arguments.threshold, arguments.repeats, arguments.cores
     rows = np.load(data)
     run, _ = METHODS[name]
+    if name == "pruned":
+        run = ours(name, target_recall=arguments.target_recall, memory_mb=arguments.memory_mb)
     run(np.ascontiguousarray(rows[:2000]), threshold, cores)
     runs = []
     for _ in range(repeats):
@@ -225,7 +231,8 @@ def run_worker(name: str, folder: Path, arguments: argparse.Namespace) -> dict[s
     result = folder / f"{abs(hash(name))}.json"
     command = [sys.executable, __file__, "--worker", name, str(folder / "rows.npy"), str(result)]
     command += ["--threshold", str(arguments.threshold), "--repeats", str(arguments.repeats)]
-    command += ["--cores", str(arguments.cores)]
+    command += ["--cores", str(arguments.cores), "--target-recall", str(arguments.target_recall)]
+    command += ["--memory-mb", str(arguments.memory_mb)]
     done = subprocess.run(
         command, env=environment(METHODS[name][1]), capture_output=True, text=True, check=False
     )
@@ -331,11 +338,12 @@ def main() -> None:
         "--small", type=int, default=20_000, help="most rows for scikit-learn and faiss top 50"
     )
     parser.add_argument("--truth-up-to", type=int, default=70_000, help="most rows to multiply in float64")
+    parser.add_argument("--target-recall", type=float, default=0.9985, help="of pruned")
+    parser.add_argument("--memory-mb", type=float, default=1024, help="of pruned")
     parser.add_argument("--worker", nargs=3, metavar=("METHOD", "ROWS", "RESULT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        method, data, result = arguments.worker
-        measure(method, Path(data), Path(result), arguments.threshold, arguments.repeats, arguments.cores)
+        measure(arguments)
         return
     if any(name in os.environ for name in TUNING) and "ARCFACE_KERAS_BENCHMARK" not in os.environ:
         # The float64 truth of this process deserves the processor's own kernels as well.

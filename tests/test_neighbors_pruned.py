@@ -12,14 +12,14 @@ import pytest
 from matching_contracts import check_approximate_search, clustered_rows, memory_of
 
 from arcface_keras.embeddings import normalized_rows
-from arcface_keras.neighbors import NeighborGraph, exact, find_neighbors, pruned
+from arcface_keras.neighbors import NeighborGraph, exact, find_neighbors, k_means, pruned
+from arcface_keras.neighbors.k_means import train_centroids
 from arcface_keras.neighbors.lists import (
     Visits,
     by_list,
     find_homes,
     find_visits,
     needed_reach,
-    train_centroids,
 )
 
 BOUNDS = [(None, 0.5), (5, None), (4, 0.5), (1, None), (50, None), (50, 0.2)]
@@ -179,6 +179,22 @@ def test_centroids_are_unit_rows_also_with_many_equal_rows() -> None:
     np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-5)
     opposite = np.concatenate([np.eye(4), -np.eye(4)]).astype(np.float32)
     assert train_centroids(opposite, np.arange(8), 2, threads=1).any(axis=1).all()
+
+
+def test_first_centroids_lie_in_small_crowds_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(15)
+    crowds = np.repeat(np.arange(30), np.where(np.arange(30) % 2, 2, 60))
+    centres = np.linalg.qr(rng.standard_normal((40, 40)))[0][:30]
+    rows = normalized_rows(centres[crowds] + 0.03 * rng.standard_normal((len(crowds), 40)))
+
+    def crowds_met() -> int:
+        drawn = k_means.far_rows(rows, np.arange(len(rows)), 60, 1, np.random.default_rng(0))
+        assert len(set(drawn.tolist())) == 60
+        return len(set(crowds[drawn].tolist()))
+
+    assert crowds_met() == 30
+    monkeypatch.setattr(k_means, "DRAWS", 1)
+    assert crowds_met() < 20, "drawn blindly"
 
 
 def test_visits_are_the_lists_within_reach() -> None:

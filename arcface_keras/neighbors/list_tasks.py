@@ -26,9 +26,10 @@ from arcface_keras.neighbors.exact import make_plan
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.graph_shards import open_graph_shards, write_graph_shard
 from arcface_keras.neighbors.join import Join
+from arcface_keras.neighbors.k_means import k_means, training_sample
 from arcface_keras.neighbors.list_files import ListFiles, write_visits
 from arcface_keras.neighbors.list_join import ListJoin, Parts
-from arcface_keras.neighbors.lists import Visits, find_visits, k_means, training_sample
+from arcface_keras.neighbors.lists import Visits, find_visits
 from arcface_keras.neighbors.pruned import BLOCK_ROWS
 from arcface_keras.neighbors.row_source import RowSource
 from arcface_keras.neighbors.truth import Truth, sample_rows, truth_of

@@ -5,74 +5,15 @@ Every row lives in the list of its nearest centroid, its home. It visits the lis
 At equal recall that takes several times fewer products than a fixed number of lists for every row.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from arcface_keras._progress import progress_bar
-from arcface_keras.embeddings import normalized_rows
+from arcface_keras.neighbors.k_means import each_block
 from arcface_keras.neighbors.rescore import float32_error, pair_similarities
-from arcface_keras.neighbors.workers import ThreadBuffers, run_tasks
-
-TRAINING_ROWS = 16
-"""Rows of a list that the k-means sees; half of it where there are many lists."""
-
-_MANY_ROWS = 65_536
-
-ROUNDS = 5
-"""Of k-means; more gain less than they cost."""
 
 BYTES_PER_VISIT = 8
 """Of a visit in both its orders, with what it takes to sort them."""
-
-_BLOCK_ELEMENTS = 1 << 22
-
-
-def train_centroids(rows: np.ndarray, places: np.ndarray, lists: int, threads: int) -> np.ndarray:
-    """(lists, d) float32 unit centroids by spherical k-means over a sample of rows[places].
-
-    Deterministic: the sample and the first centroids are drawn with a fixed seed.
-
-    Reference: Dhillon and Modha, Concept decompositions for large sparse text data using clustering, 2001.
-    """
-    sample, rng = training_sample(places, lists)
-    return k_means(rows, sample, lists, threads, rng)
-
-
-def training_sample(places: np.ndarray, lists: int) -> tuple[np.ndarray, np.random.Generator]:
-    """Rising row numbers, of `places`, that the k-means of so many lists sees; and what it draws with."""
-    rng = np.random.default_rng(0)
-    return np.sort(rng.choice(places, training_size(len(places), lists), replace=False)), rng
-
-
-def training_size(n: int, lists: int) -> int:
-    """How many of n rows the k-means of so many lists sees."""
-    return min(n, max(min(lists * TRAINING_ROWS, _MANY_ROWS), lists * TRAINING_ROWS // 2))
-
-
-def k_means(
-    rows: np.ndarray, sample: np.ndarray, lists: int, threads: int, rng: np.random.Generator
-) -> np.ndarray:
-    """(lists, d) centroids of rows[sample]; only the order of the sample counts, not its numbers."""
-    centroids = rows[np.sort(rng.choice(sample, lists, replace=False))].copy()
-    for _ in range(ROUNDS):
-        homes = np.empty(len(sample), dtype=np.int32)
-
-        def assign(part: slice, products: np.ndarray, homes: np.ndarray = homes) -> None:
-            homes[part] = products.argmax(axis=1)
-
-        _each_block(rows, sample, centroids, assign, threads)
-        order = np.argsort(homes, kind="stable")
-        bounds = np.searchsorted(homes[order], np.arange(lists + 1))
-        for number in range(lists):
-            mine = sample[order[bounds[number] : bounds[number + 1]]]
-            # A list that lost all its rows starts anew somewhere else.
-            centroids[number] = rows[mine].sum(axis=0) if len(mine) else rows[rng.choice(sample)]
-        centroids = normalized_rows(centroids)
-        lost = np.flatnonzero(~centroids.any(axis=1))
-        centroids[lost] = rows[rng.choice(sample, len(lost))]
-    return centroids
 
 
 def find_homes(
@@ -85,9 +26,10 @@ def find_homes(
     homes, best = np.empty(len(places), dtype=np.int32), np.empty(len(places), dtype=np.float32)
 
     def look(part: slice, products: np.ndarray) -> None:
-        homes[part], best[part] = _homes(rows, places[part], centroids, products)
+        found = _nearest(products, _tie(rows))
+        best[part], homes[part] = found.best, _homes(rows, places[part], centroids, found)
 
-    _each_block(rows, places, centroids, look, threads)
+    each_block(rows, places, centroids, look, threads)
     return homes, best
 
 
@@ -138,15 +80,13 @@ def find_visits(
 
     def look(part: slice, products: np.ndarray) -> None:
         mine = places[part]
-        homes[mine], best = _homes(rows, mine, centroids, products)
-        row, visited = np.divmod(
-            np.flatnonzero(products >= (best - np.float32(reach))[:, None]), len(centroids)
-        )
-        away = visited != homes[mine][row]
-        counts[mine] = np.bincount(row[away], minlength=len(mine))
-        parts[part.start] = visited[away].astype(dtype)
+        found = _nearest(products, max(reach, _tie(rows)))
+        homes[mine] = _homes(rows, mine, centroids, found)
+        visited = found.within(reach) & (found.lists != homes[mine][found.rows])
+        counts[mine] = np.bincount(found.rows[visited], minlength=len(mine))
+        parts[part.start] = found.lists[visited].astype(dtype)
 
-    _each_block(rows, places, centroids, look, threads, progress)
+    each_block(rows, places, centroids, look, threads, progress)
     starts = np.concatenate([[0], np.cumsum(counts)])
     return Visits(homes, starts, np.concatenate([np.zeros(0, dtype), *(parts[key] for key in sorted(parts))]))
 
@@ -209,39 +149,39 @@ def _homes_once(
     return homes[inverse], best[inverse]
 
 
-def _homes(
-    rows: np.ndarray, places: np.ndarray, centroids: np.ndarray, products: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    homes = products.argmax(axis=1)
-    best = products[np.arange(len(homes)), homes]
-    hardly = best - np.float32(2 * float32_error(rows.shape[1]))
-    row, near = np.divmod(np.flatnonzero(products >= hardly[:, None]), len(centroids))
-    tied = np.bincount(row, minlength=len(homes))[row] > 1
-    row, near = row[tied], near[tied]
+class _Nearest(NamedTuple):
+    """Products with centroids that are near the best of their row: best (p,), the others by row and list."""
+
+    best: np.ndarray
+    rows: np.ndarray
+    lists: np.ndarray
+    products: np.ndarray
+
+    def within(self, reach: float) -> np.ndarray:
+        return self.products >= (self.best - np.float32(reach))[self.rows]
+
+
+def _nearest(products: np.ndarray, reach: float) -> _Nearest:
+    best = products.max(axis=1)
+    places = np.flatnonzero(products >= (best - np.float32(reach))[:, None])
+    return _Nearest(best, *np.divmod(places, products.shape[1]), products.reshape(-1)[places])
+
+
+def _tie(rows: np.ndarray) -> float:
+    """How far apart two float32 products may be that are equal."""
+    return 2 * float32_error(rows.shape[1])
+
+
+def _homes(rows: np.ndarray, places: np.ndarray, centroids: np.ndarray, found: _Nearest) -> np.ndarray:
+    tied = found.within(_tie(rows))
+    row, near = found.rows[tied], found.lists[tied]
+    homes = np.empty(len(places), dtype=np.int32)
+    homes[row] = near
+    several = np.bincount(row, minlength=len(places))[row] > 1
+    row, near = row[several], near[several]
     true = pair_similarities(rows, places[row], centroids, near)
     order = np.lexsort((near, -true, row))
     row, near = row[order], near[order]
     first = np.flatnonzero(np.diff(row, prepend=-1))
     homes[row[first]] = near[first]
-    return homes.astype(np.int32), best
-
-
-def _each_block(
-    rows: np.ndarray,
-    places: np.ndarray,
-    centroids: np.ndarray,
-    do: Callable[[slice, np.ndarray], None],
-    threads: int,
-    progress: bool = False,
-) -> None:
-    """Call do(part, products of rows[places[part]] with the centroids) for all parts, on several threads."""
-    step = max(1, min(2048, _BLOCK_ELEMENTS // max(1, len(centroids))))
-    buffers = ThreadBuffers()
-
-    def work(start: int) -> None:
-        part = slice(start, min(start + step, len(places)))
-        do(part, buffers.matrix_product("products", rows[places[part]], centroids))
-
-    starts = list(range(0, len(places), step))
-    with progress_bar(len(starts), "neighbors", "blocks", progress) as bar:
-        run_tasks(work, starts, threads, bar)
+    return homes

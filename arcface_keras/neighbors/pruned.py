@@ -14,15 +14,9 @@ from arcface_keras._cores import available_cores
 from arcface_keras.neighbors import exact
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.join import Join
+from arcface_keras.neighbors.k_means import ROUNDS, train_centroids, training_size
 from arcface_keras.neighbors.list_join import ListJoin, split
-from arcface_keras.neighbors.lists import (
-    BYTES_PER_VISIT,
-    ROUNDS,
-    find_visits,
-    needed_reach,
-    train_centroids,
-    training_size,
-)
+from arcface_keras.neighbors.lists import BYTES_PER_VISIT, find_visits, needed_reach
 from arcface_keras.neighbors.truth import SAMPLE_ROWS, Truth, reaches_to_try, sample_rows, truth_of
 from arcface_keras.neighbors.workers import single_threaded_blas
 
@@ -223,5 +217,6 @@ def is_worth(m: int, n: int, lists: int, most: float, k: int | None, threshold: 
 
 def _overhead(m: int, n: int, lists: int) -> float:
     """Products before the first pair of rows is compared."""
-    training = ROUNDS * training_size(n, lists) * lists
+    # Drawing the first centroids costs as much as a round.
+    training = (ROUNDS + 1) * training_size(n, lists) * lists
     return training + max(m, n) * lists + min(m, SAMPLE_ROWS) * n
