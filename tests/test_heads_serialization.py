@@ -27,18 +27,28 @@ Y = RNG.integers(0, 5, 24)
 
 LOAD = """
 import sys
+import traceback
 import numpy as np
 import keras
 import arcface_keras.heads
-data = np.load(sys.argv[1] + "/data.npz")
-model = keras.saving.load_model(sys.argv[1] + "/model.keras")
-difference = np.abs(model.predict([data["x"], data["y"]], verbose=0) - data["logits"]).max()
-assert difference < 1e-5, difference
-head = [layer for layer in model.layers if isinstance(layer, arcface_keras.heads.MarginHead)][0]
-for number, weight in enumerate(head.weights):
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), data[f"weight_{number}"])
-model.fit([data["x"], data["y"]], data["y"], batch_size=8, epochs=1, shuffle=False, verbose=0)
-np.savez(sys.argv[1] + "/resumed.npz", *[keras.ops.convert_to_numpy(v) for v in model.weights])
+
+def check(folder):
+    data = np.load(folder + "/data.npz")
+    model = keras.saving.load_model(folder + "/model.keras")
+    difference = np.abs(model.predict([data["x"], data["y"]], verbose=0) - data["logits"]).max()
+    assert difference < 1e-5, difference
+    head = [layer for layer in model.layers if isinstance(layer, arcface_keras.heads.MarginHead)][0]
+    for number, weight in enumerate(head.weights):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), data[f"weight_{number}"])
+    model.fit([data["x"], data["y"]], data["y"], batch_size=8, epochs=1, shuffle=False, verbose=0)
+    np.savez(folder + "/resumed.npz", *[keras.ops.convert_to_numpy(v) for v in model.weights])
+
+for line in sys.stdin:
+    try:
+        check(line.strip())
+        print("done: fine", flush=True)
+    except Exception:
+        print("done:", repr(traceback.format_exc()), flush=True)
 """
 
 
@@ -56,18 +66,38 @@ def trainer(head, n_inputs=4):
     return model
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
 def fresh_process(script, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        env=environment,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=300,
     )
 
 
-def check_fresh_round_trip(name, folder):
+@pytest.fixture(scope="module")
+def load():
+    """`load(folder)` checks a saved model in another process, which has made none of its own."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", LOAD], env=ENVIRONMENT, **pipes)
+
+    def run(folder):
+        process.stdin.write(f"{folder}\n")
+        process.stdin.flush()
+        results = (line.strip() for line in process.stdout if line.startswith("done:"))
+        return next(results, "the process has ended")
+
+    yield run
+    process.stdin.close()
+    process.wait(timeout=60)
+    process.stdout.close()
+
+
+def check_fresh_round_trip(name, folder, load):
     schedule = {} if name == "softmax" else {"margin_schedule": Warmup(10)}
     head = make_head(name, **schedule)
     model = trainer(head)
@@ -75,22 +105,28 @@ def check_fresh_round_trip(name, folder):
     model.save(folder / "model.keras")
     weights = {f"weight_{number}": values(weight) for number, weight in enumerate(head.weights)}
     np.savez(folder / "data.npz", x=X, y=Y, logits=model.predict([X, Y], verbose=0), **weights)
-    result = fresh_process(LOAD, str(folder))
-    assert result.returncode == 0, result.stderr
+    assert load(folder) == "done: fine"
     model.fit([X, Y], Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
     resumed = np.load(folder / "resumed.npz")
     for weight, file in zip(model.weights, resumed.files, strict=True):
         np.testing.assert_allclose(values(weight), resumed[file], atol=1e-6, err_msg=weight.path)
 
 
-def test_curricular_survives_a_fresh_process_and_trains_on(tmp_path):
-    check_fresh_round_trip("curricular", tmp_path)
+def test_curricular_survives_a_fresh_process_and_trains_on(tmp_path, load):
+    check_fresh_round_trip("curricular", tmp_path, load)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(HEAD_ARGUMENTS) - {"curricular"}))
-def test_head_survives_a_fresh_process_and_trains_on(name, tmp_path):
-    check_fresh_round_trip(name, tmp_path)
+def test_head_survives_a_fresh_process_and_trains_on(name, tmp_path, load):
+    check_fresh_round_trip(name, tmp_path, load)
+
+
+def test_fresh_process_names_a_difference(tmp_path, load):
+    model = trainer(ArcMarginProduct(5))
+    model.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "data.npz", x=X, y=Y, logits=model.predict([X, Y], verbose=0) + 1)
+    assert "AssertionError" in load(tmp_path)
 
 
 QUICK = {"dynamic", "elastic_arc", "adaface", "sphereface2"}

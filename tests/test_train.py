@@ -9,7 +9,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tiny_backbone
 
+from arcface_keras.backbones import BACKBONES
 from arcface_keras.config import RunConfig
 from arcface_keras.embed import embed
 from arcface_keras.embeddings import Embeddings
@@ -21,12 +23,13 @@ from arcface_keras.run_folder import RunFolder
 from arcface_keras.train import train
 from arcface_keras.training.inputs import PhotoInputs
 
+tiny_backbone.register()
 Write = Callable[..., tuple[Path, Path]]
 
 
 @pytest.fixture
 def config(catalogue: Write, tmp_path: Path) -> RunConfig:
-    """Nine groups of four to learn from, three of two to match; an untrained backbone at 32 pixels."""
+    """Nine groups of four to learn from, three of two to match; a backbone of two layers."""
     train_csv, images = catalogue(range(9), 4, prefix="train")
     test_csv, test_images = catalogue(range(50, 53), 2, prefix="test")
     return RunConfig.from_dict(
@@ -36,6 +39,7 @@ def config(catalogue: Write, tmp_path: Path) -> RunConfig:
             "test": test_csv,
             "test_images": test_images,
             "out": tmp_path / "run",
+            "backbone": tiny_backbone.NAME,
             "weights": "none",
             "image_size": 32,
             "embedding_size": 16,
@@ -53,7 +57,7 @@ def history(run: RunFolder) -> list[dict[str, str]]:
 
 
 def test_train_holds_every_group_out_once_and_learns_all(config: RunConfig) -> None:
-    run = train(config)
+    run = train(config.replace(backbone="efficientnet_lite0"))
     parts = load_held_out(run.held_out)
     assert len(parts) == 3
     assert sum(len(part.embeddings) for part in parts) == 36
@@ -87,7 +91,7 @@ def test_train_folds_of_the_whole_network(config: RunConfig) -> None:
     assert [row["stage"] for row in history(run)].count("whole without fold 1") == 1
     embed(config.replace(epochs=1))
     assert Embeddings.load(run.embeddings).dim == 16
-    assert Embeddings.load(run.embeddings_untrained).dim == 1280
+    assert Embeddings.load(run.embeddings_untrained).dim == BACKBONES[tiny_backbone.NAME].channels
 
 
 @pytest.mark.slow
