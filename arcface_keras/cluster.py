@@ -190,9 +190,10 @@ def _import_ray(joins: bool = False) -> Any:
 
 
 def _token_variables() -> dict[str, str]:
-    """Show a token where there is one: clusters that ask for none do not mind.
+    """Show a token where there is one, unless `RAY_AUTH_MODE` says otherwise.
 
-    Ray 2.60 asks for it wherever a cluster was started beside one, but does not show its own to an address.
+    Ray 2.60 asks for it wherever a cluster was started beside one, but does not show its own to an address. A
+    cluster that takes none cannot reach a process that shows one: there the mode must be "disabled".
     """
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     there = "RAY_AUTH_TOKEN" in os.environ or file.is_file()

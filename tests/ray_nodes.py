@@ -25,6 +25,8 @@ def ray_cluster(*cpus: int) -> Iterator[Any]:
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Else who joins would show the token of this machine's user, if there is one, to nodes that take none.
+    mode = os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
@@ -35,3 +37,5 @@ def ray_cluster(*cpus: int) -> Iterator[Any]:
         yield cluster
     finally:
         cluster.shutdown()
+        if mode == "disabled":
+            os.environ.pop("RAY_AUTH_MODE", None)
