@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # as the cluster it starts has no token
 
 
 def counting_runner(ray: Any) -> Any:
