@@ -138,21 +138,27 @@ def _package_digest() -> str:
     return digest.hexdigest()
 
 
+def _versions_beside(_: None) -> dict[str, str]:
+    """`versions`, once an object of the process that asks has come."""
+    return versions()
+
+
 def check_versions(ray: Any) -> None:
     """Compare the versions here with those of every node that is alive.
 
     Raises:
         ValueError: they differ, or a node cannot import this package.
-        ConnectionError: a node does not answer.
+        ConnectionError: a node does not answer, or cannot fetch what this process holds.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    report = ray.remote(num_cpus=0, max_retries=1)(versions)
+    report = ray.remote(num_cpus=0, max_retries=1)(_versions_beside)
+    here, stored = versions(), ray.put(None)
     asked = {}
     for node in ray.nodes():
         if node["Alive"]:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
-            asked[report.options(scheduling_strategy=there).remote()] = node["NodeManagerAddress"]
+            asked[report.options(scheduling_strategy=there).remote(stored)] = node["NodeManagerAddress"]
     ready, waiting = ray.wait(list(asked), num_returns=len(asked), timeout=_REPORT_SECONDS)
     if waiting:
         raise ConnectionError(
@@ -162,12 +168,18 @@ def check_versions(ray: Any) -> None:
     for answer in ready:
         try:
             found = ray.get(answer)
+        except ray.exceptions.ObjectLostError as error:
+            raise ConnectionError(
+                f"every node must be able to fetch what this process holds (where this machine has a token "
+                f"and the cluster takes none, RAY_AUTH_MODE must be disabled). "
+                f"Received: {asked[answer]}: {_last_line(error)}"
+            ) from error
         except ray.exceptions.RayError as error:
             raise ValueError(
                 f"every node must be able to import arcface_keras {__version__} (installed there, or as a "
                 f"checkout at the same path). Received: {asked[answer]}: {_last_line(error)}"
             ) from error
-        compare_versions(versions(), found, asked[answer])
+        compare_versions(here, found, asked[answer])
 
 
 def compare_versions(here: Mapping[str, str], there: Mapping[str, str], node: str) -> None:

@@ -17,7 +17,7 @@ from arcface_keras.embed_shards import Write
 from arcface_keras.shard_actor import KEPT, Job, Recipe, ShardActor, entries_of
 from arcface_keras.shards import ShardWriter
 
-__all__ = ["Groups", "processor_groups", "session_if_on_ray", "shard_dataset", "write_on_ray"]
+__all__ = ["Groups", "processor_groups", "session_if_on_ray", "write_on_ray"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +25,6 @@ _GROUP = 4
 """Most processors that share one copy of the network; more copies do more, but each takes a gigabyte."""
 
 _WORTHWHILE = 0.85
-
-_TRIES = 3
-
-_HINT = " (a cluster that takes no token, from a machine that has one: RAY_AUTH_MODE=disabled)"
 
 
 @contextlib.contextmanager
@@ -81,7 +77,7 @@ def write_on_ray(
     def write(writers: Sequence[ShardWriter], parts: Mapping[int, slice], bar: Any) -> None:
         import keras
 
-        with ray_session(config.address) as ray:
+        with ray_session(config.address) as ray, _named_loss(ray):
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             groups = processor_groups(nodes)
             job = Job(
@@ -95,7 +91,7 @@ def write_on_ray(
             )
             logger.info("embed: on Ray, %s", groups.describe())
             stored = ray.put(_file_of(model))
-            shards = shard_dataset(ray, writers, parts, ids, inputs)
+            shards = _dataset(ray, writers, parts, ids, inputs)
             for result in _results(ray, shards, stored, job, groups, len(parts)):
                 number = int(result["number"])
                 for place, entry in entries_of(result).items():
@@ -154,7 +150,7 @@ def _file_of(model: Any) -> bytes:
         return file.read_bytes()
 
 
-def shard_dataset(
+def _dataset(
     ray: Any,
     writers: Sequence[ShardWriter],
     parts: Mapping[int, slice],
@@ -173,19 +169,9 @@ def shard_dataset(
             "ids": pa.array([list(ids[part])], pa.list_(pa.string())),
             "inputs": pa.array([list(inputs[part])], pa.list_(pa.string())),
         }
-        return pa.table(columns)
+        return ray.put(pa.table(columns))
 
-    blocks = [block(number, part) for number, part in parts.items()]
-
-    def dataset() -> Any:
-        return ray.data.from_arrow_refs([ray.put(table) for table in blocks])
-
-    # On a busy machine a node may take this process for dead before it has first answered.
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(ray.exceptions.RayError):
-            return dataset()
-    with _named_loss(ray):
-        return dataset()
+    return ray.data.from_arrow_refs([block(number, part) for number, part in parts.items()])
 
 
 def _results(
@@ -202,7 +188,7 @@ def _results(
         num_cpus=groups.processors,
         num_gpus=groups.gpus,
     )
-    with _quiet(ray), _named_loss(ray):
+    with _quiet(ray):
         yield from mapped.iter_rows()
 
 
@@ -213,9 +199,7 @@ def _named_loss(ray: Any) -> Iterator[None]:
         yield
     except ray.exceptions.RayError as error:
         reason = (str(error).strip() or repr(error)).splitlines()[-1].strip()
-        raise ConnectionError(
-            f"the cluster must finish every shard; {KEPT}{_HINT}. Received: {reason}"
-        ) from error
+        raise ConnectionError(f"the cluster must finish every shard; {KEPT}. Received: {reason}") from error
 
 
 @contextlib.contextmanager

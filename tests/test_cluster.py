@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -81,6 +82,29 @@ def test_session_names_versions_that_differ_on_the_cluster(
     ):
         pass
     assert not ray.is_initialized()
+
+
+def test_session_names_a_token_that_the_cluster_does_not_take(nodes: Any, tmp_path: Path) -> None:
+    """Ray lets such a process in, and nothing that it holds out."""
+    pytest.importorskip("ray._private.authentication", reason="this Ray knows no tokens")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x" * 64)
+    script = "import sys; from arcface_keras.cluster import ray_session\nwith ray_session(sys.argv[1]): pass"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(Path(cluster.__file__).parents[1])}
+    done, told = (
+        subprocess.run(
+            [sys.executable, "-c", script, nodes.address],
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for more in ({}, {"RAY_AUTH_MODE": "disabled"})
+    )
+    assert "ConnectionError: every node must be able to fetch what this process holds" in done.stderr
+    assert "RAY_AUTH_MODE must be disabled" in done.stderr
+    assert told.returncode == 0, told.stderr
 
 
 @pytest.mark.parametrize("name", ["ray", "python", "numpy", "arcface_keras", "the modules of arcface_keras"])

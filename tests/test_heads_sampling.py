@@ -447,7 +447,7 @@ def test_fit_of_a_sampled_head_reports_its_accuracy():
     head = ArcMarginProduct(20, sample_rate=0.8, sample_seed=1, m=0.1)
     model = keras.Model([inputs, labels], head([inputs, labels]))
     model.compile(keras.optimizers.Adam(0.05), head.loss(), metrics=[SampledAccuracy(20)])
-    history = model.fit([x, y], y, batch_size=10, epochs=20, verbose=0).history
+    history = model.fit([x, y], y, batch_size=10, epochs=30, verbose=0).history
     assert history["accuracy"][0] < 0.7
     assert history["accuracy"][-1] > 0.9
-    assert model.evaluate([x, y], y, verbose=0)[1] > 0.9
+    assert model.evaluate([x, y], y, verbose=0)[1] == 1.0

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from arcface_keras import pipeline
 from arcface_keras.config import RunConfig
 from arcface_keras.data.remote import RemoteError
 from arcface_keras.embed import embed
-from arcface_keras.embed_ray import Groups, processor_groups, shard_dataset
+from arcface_keras.embed_ray import Groups, processor_groups
 from arcface_keras.run_folder import RunFolder
 from arcface_keras.shard_actor import Job, ShardActor, entries_of
 from arcface_keras.shards import ShardWriter, open_shards
@@ -163,38 +162,6 @@ def actor(shop: RunConfig, folder: Path, image_folder: Path | None) -> ShardActo
     made = ShardActor(None, Job(Any, (str(folder),), "float32", {}, "tensorflow", images, 1))
     made._rows_of = rows_of
     return made
-
-
-@pytest.mark.parametrize("failures", [0, 2, 3])
-def test_dataset_that_a_node_could_not_fetch_is_made_again(failures: int, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="needs pyarrow")
-
-    class RayError(Exception):
-        pass
-
-    tries: list[int] = []
-
-    def from_arrow_refs(tables: list[Any]) -> list[Any]:
-        tries.append(len(tables))
-        if len(tries) <= failures:
-            raise RayError("the owner has exited")
-        return tables
-
-    ray = SimpleNamespace(
-        put=lambda table: table,
-        data=SimpleNamespace(from_arrow_refs=from_arrow_refs),
-        exceptions=SimpleNamespace(RayError=RayError),
-    )
-    writer = ShardWriter(tmp_path / "e", rows=4, dim=4, source={"x": 1}, shard_rows=2)
-    parts = {0: slice(0, 2), 1: slice(2, 4)}
-    if failures == 3:
-        with pytest.raises(ConnectionError, match="must finish every shard; .*: the owner has exited"):
-            shard_dataset(ray, [writer], parts, "abcd", "wxyz")
-        assert tries == [2, 2, 2]
-    else:
-        found = shard_dataset(ray, [writer], parts, "abcd", "wxyz")
-        assert [table.to_pylist()[0]["ids"] for table in found] == [["a", "b"], ["c", "d"]]
-        assert tries == [2] * (failures + 1)
 
 
 def answer(some: ShardActor, number: int = 3) -> dict[str, Any]:

@@ -83,14 +83,14 @@ def far_rows(
     """
     best = np.full(len(sample), -1, dtype=np.float32)
     drawn = np.zeros(len(sample), dtype=bool)
+
+    def look(part: slice, products: np.ndarray) -> None:
+        best[part] = np.maximum(best[part], products.max(axis=1))
+
     for end in np.linspace(0, lists, DRAWS + 1).astype(int)[1:].tolist():
         chances = np.where(drawn, 0, np.maximum(1 - best.astype(np.float64), 0) ** _SPREAD + _LEAST_CHANCE)
         new = rng.choice(len(sample), end - int(drawn.sum()), replace=False, p=chances / chances.sum())
         drawn[new] = True
-
-        def look(part: slice, products: np.ndarray) -> None:
-            best[part] = np.maximum(best[part], products.max(axis=1))
-
         if end < lists and len(new):
             each_block(rows, sample, rows[sample[np.sort(new)]], look, threads)
     return np.sort(sample[drawn])
