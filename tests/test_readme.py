@@ -74,8 +74,7 @@ def test_readme_python_runs(number: int, folder: Path, environment: dict[str, st
 
 @pytest.mark.slow
 def test_readme_shell_runs(folder: Path, environment: dict[str, str]) -> None:
-    # A local Ray starts for a minute for each command; test_ray_embed.py runs the same stages on a cluster.
-    for block in (block for block in SHELL if "--engine ray" not in block):
+    for block in SHELL:
         quick = block.replace("--recipe strong", "--recipe strong --epochs 1 --top-epochs 2 --image-size 96")
         run(["bash", "-ec", quick], folder, environment)
     assert len((folder / "runs" / "first" / "submission.csv").read_text().splitlines()) == 7
