@@ -15,7 +15,6 @@ fabricated catalogue to submission.csv, seconds and memory.
 import argparse
 import csv
 import platform
-import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import encode_labels, read_catalogue
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import format_table, self_only_f1
+from arcface_keras.facts import peak_memory_mb
 from arcface_keras.held_out import HeldOut, load_held_out
 from arcface_keras.listings import Listings
 from arcface_keras.match import load_listings, match_listings, parse_steps
@@ -179,10 +179,9 @@ def time_rows(count: int, steps: Sequence[str], folder: Path) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
         matches = match_listings(listings, search=SearchOptions(), steps=parse_steps(text), threshold=0.6)
         write_submission(folder / "submission.csv", made.embeddings.ids, matches.graph)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         print(
             f"{count} rows, {text or 'no step'}: {time.perf_counter() - wall:.1f} s, "
-            f"{time.process_time() - cpu:.1f} CPU s, peak so far {peak:.0f} MB",
+            f"{time.process_time() - cpu:.1f} CPU s, peak so far {peak_memory_mb():.0f} MB",
             flush=True,
         )
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,3 +113,14 @@ def test_run_json_says_what_a_stage_was_made_of(
     assert 10 < entry["peak_memory_mb"] < 1e6
     assert entry["finished"].startswith("20")
     assert entry["finished"].endswith("+00:00")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_peak_memory_is_of_this_process_alone() -> None:
+    """What getrusage tells starts at the resident memory of the process that started this one."""
+    large = b"x" * (300 << 20)
+    code = "from arcface_keras.facts import peak_memory_mb as f; a = f(); b'x' * (100 << 20); print(a, f())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = map(float, done.stdout.split())
+    assert before < len(large) >> 20
+    assert 95 < after - before < 140

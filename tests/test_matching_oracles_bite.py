@@ -1,11 +1,12 @@
 """The contract suites fail on engines and steps that are broken in the ways seen in the field."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from matching_contracts import check_search, check_step, clustered_rows
+from matching_contracts import check_search, check_step, clustered_rows, memory_of
 
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors import NeighborGraph, exact, find_neighbors, from_entries
@@ -119,17 +120,14 @@ def test_engine_contract_catches_products_that_depend_on_the_tile() -> None:
         check_search(first_look, rows, k=None, threshold=threshold)
 
 
+def holds_all_products(rows: np.ndarray) -> NeighborGraph:
+    products = rows @ rows.T
+    best = np.argpartition(-products, 20, axis=1)[:, :20]
+    return exact.search(rows[: len(best)], None, k=2, threshold=None, memory_mb=64)
+
+
 def test_memory_test_catches_a_full_matrix() -> None:
-    from test_neighbors import memory_of
-
-    rows = clustered_rows(6000, 16, seed=3)
-
-    def full(rows: np.ndarray) -> NeighborGraph:
-        products = rows @ rows.T
-        best = np.argpartition(-products, 20, axis=1)[:, :20]
-        return exact.search(rows[: len(best)], None, k=2, threshold=None, memory_mb=64)
-
-    _, extra = memory_of(lambda: full(rows))
+    _, extra = memory_of(partial(holds_all_products, clustered_rows(6000, 16, seed=3)))
     assert extra > 96
 
 

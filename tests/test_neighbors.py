@@ -7,14 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from matching_contracts import Search, check_search, clustered_rows, memory_of
+from matching_contracts import Search, check_search, clustered_rows
 from ray_nodes import folder_in_memory
 
 from arcface_keras.cluster import ray_session
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.neighbors import ENGINES, NeighborGraph, auto, find_neighbors
-
-__all__ = ["memory_of"]
 
 BOUNDS = [(None, 0.5), (5, None), (4, 0.5), (1, None), (1000, None), (None, -1.0), (50, 0.0), (None, 1.0)]
 

@@ -77,8 +77,8 @@ def test_exact_stays_in_its_memory_whatever_the_threshold(
     bounds: dict[str, float], memory_mb: float, row_counts: tuple[float, float]
 ) -> None:
     rows = clustered_rows(20_000, 16, seed=7)
-    find_neighbors(rows[:2000], threshold=0.9)
-    graph, extra = memory_of(lambda: find_neighbors(rows, memory_mb=memory_mb, **bounds))  # type: ignore[arg-type]
+    first = partial(find_neighbors, rows[:2000], threshold=0.9)
+    graph, extra = memory_of(partial(find_neighbors, rows, memory_mb=memory_mb, **bounds), first)
     assert row_counts[0] <= graph.counts.mean() <= row_counts[1]
     assert extra < memory_mb
 

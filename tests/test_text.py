@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_contracts import check_search
+from matching_contracts import check_search, memory_of
 from scipy import sparse
 
 from arcface_keras.embeddings import Embeddings
@@ -148,14 +149,16 @@ def test_text_contract_catches(broken: Callable[[np.ndarray], NeighborGraph], fa
         check_search(lambda queries, gallery, **bounds: broken(queries), rows, k=5, threshold=0.3)
 
 
-def test_text_search_stays_within_its_memory() -> None:
-    from test_neighbors import memory_of
+def products_of_all(rows: sparse.csr_matrix) -> NeighborGraph:
+    return find_text_neighbors((rows @ rows.T)[:, :1], 2)
 
+
+def test_text_search_stays_within_its_memory() -> None:
     rows = sparse.csr_matrix(np.full((3000, 1), 1, np.float32))
-    graph, extra = memory_of(lambda: find_text_neighbors(rows, 20, 0.5, memory_mb=24))
+    graph, extra = memory_of(partial(find_text_neighbors, rows, 20, 0.5, memory_mb=24))
     assert extra < 36
     assert graph.row(2999)[0].tolist() == [2999, *range(19)]
-    _, full = memory_of(lambda: find_text_neighbors((rows @ rows.T)[:, :1], 2))
+    _, full = memory_of(partial(products_of_all, rows))
     assert full > 72
 
 
