@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_SHOWN = 8
+_SHOWN = 256
+"""More than any usual batch of training holds; batches of features may be larger."""
 
 
 def some_names(names: Sequence[Any]) -> str:
-    """The first eight of some names, each once, and how many more there are."""
+    """Some names, each once; of very many the first, and how many more there are."""
     once = list(dict.fromkeys(map(str, names)))
     more = f" and {len(once) - _SHOWN} more" if len(once) > _SHOWN else ""
     return ", ".join(once[:_SHOWN]) + more

@@ -65,13 +65,15 @@ class RunConfig:
     dropout: float = option(0.3, "share of pooled features dropped in training")
     head: str = option("arc", "name from HEADS")
     s: float = option(30.0, "scale of the logits")
-    m: float = option(0.3, "margin in radians")
+    m: float = option(0.3, "margin in radians, of heads that do not set their own")
 
     views: int = option(
         10, "views of each photo whose frozen features are cached: itself, flipped, augmented"
     )
     cache: str | None = option(
-        None, "folder that keeps frozen features for later runs; nothing there is ever deleted"
+        None,
+        "folder that keeps frozen features for later runs; nothing there is ever deleted (default: the run "
+        "folder keeps them until its training ends)",
     )
     top_epochs: int = option(60, "passes over the cached features that train neck and head")
     top_learning_rate: float = option(1e-3, "learning rate of neck and head on cached features")
@@ -129,14 +131,20 @@ class RunConfig:
     margin_epochs: float = option(0.0, "epochs over which margin and scale move, in the first training")
     margin_power: float = option(0.0, "margin of a class: m times (its rows / rows of the smallest) ^ -power")
     sample_weight_power: float = option(0.0, "weight of a photo: (rows of its group) ^ -power, mean 1")
-    clip_norm: float = option(10.0, "largest norm of all gradients together; 0: any")
+    clip_norm: float = option(
+        10.0, "largest norm of all gradients together while the whole network is trained; 0: any"
+    )
     weight_decay: float = option(0.0, "decoupled weight decay of kernels while the whole network is trained")
     ema: float = option(
-        0.0, "momentum of the average of the weights that is kept instead of the last; 0: none"
+        0.0,
+        "momentum of the average of the weights that is kept instead of the last, where the whole network is "
+        "trained; 0: none",
     )
     cutmix: float = option(0.0, "share of photos that get a patch of another one")
-    accumulate: int = option(1, "steps whose gradients make one update")
-    jit_compile: bool = option(False, "compile training steps with XLA; never worth it on a CPU")
+    accumulate: int = option(1, "steps of the whole network whose gradients make one update")
+    jit_compile: bool = option(
+        False, "compile training steps of the whole network with XLA; never worth it on a CPU"
+    )
     devices: Literal["auto", "one"] = option("auto", "train on all GPUs or the TPU, or on one device")
     deterministic: bool = option(False, "deterministic ops: equal numbers on equal machines, slower")
     validation_rows: float = option(
@@ -152,7 +160,9 @@ class RunConfig:
     checkpoint_steps: int = option(0, "also save after so many steps within an epoch; 0: every epoch only")
     resume: bool = option(False, "go on with a training of this run folder that was cut off")
 
-    flip_average: bool = option(True, "embed each photo and its mirror image, and take the mean")
+    flip_average: bool = option(
+        False, "embed each photo and its mirror image, and take the mean; twice the time of embed"
+    )
     embed_engine: Literal["tensorflow", "openvino"] = option(
         "tensorflow", "what runs the network in the embed stage; openvino is faster on processors (extra)"
     )

@@ -12,6 +12,7 @@ from arcface_keras._memory import explain_memory
 from arcface_keras._progress import progress_bar
 from arcface_keras.data.augment import augment_batch
 from arcface_keras.data.images import image_dataset
+from arcface_keras.data.remote import RemoteError
 from arcface_keras.inference import PhotoEmbedder
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def embed_photos(
     paths: Sequence[Any] | np.ndarray,
     image_size: int,
     *,
-    flip_average: bool = True,
+    flip_average: bool = False,
     batch_size: int = 32,
     workers: int | None = None,
     unreadable: dict[int, str] | None = None,
@@ -155,13 +156,20 @@ def _run_batches(
         tf.TensorSpec((), tf.int32),
     ]
     compiled = tf.function(function, input_signature=signature)
-    dataset = image_dataset(paths, image_size, batch_size, workers=workers)
+    failures: list[RemoteError] = []
+    dataset = image_dataset(paths, image_size, batch_size, workers=workers, failures=failures)
+    numbered = zip(itertools.count() if numbers is None else numbers, dataset, strict=False)
     at = 0
-    with (
-        progress_bar(len(paths), desc, "images", progress) as bar,
-        explain_memory(lambda: [Path(path).name for path in paths[at : at + batch_size]]),
-    ):
-        for number, images in zip(itertools.count() if numbers is None else numbers, dataset, strict=False):
-            yield compiled(images, tf.constant(number, tf.int32)).numpy()
-            at += int(images.shape[0])
-            bar.update(int(images.shape[0]))
+    try:
+        with (
+            progress_bar(len(paths), desc, "images", progress) as bar,
+            explain_memory(lambda: [Path(path).name for path in paths[at : at + batch_size]]),
+        ):
+            for number, images in numbered:
+                yield compiled(images, tf.constant(number, tf.int32)).numpy()
+                at += int(images.shape[0])
+                bar.update(int(images.shape[0]))
+    except tf.errors.OpError:
+        if failures:
+            raise failures[0] from None
+        raise

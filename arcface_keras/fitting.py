@@ -75,12 +75,9 @@ class Circumstances:
             return names if self.names is None else [str(self.names[row]) for row in rows_of(step)]
 
         def safe() -> str:
-            kept_state = journal is not None and journal.load(self.saving.part) is not None
-            return (
-                "The last checkpoint is whole: `train --resume` goes on from it."
-                if kept_state
-                else "Nothing was saved yet."
-            )
+            if journal is not None and journal.spares(self.saving.part):
+                return "The last checkpoint is whole: `train --resume` goes on from it."
+            return "Nothing was saved yet."
 
         course = Course(
             Position(self.stage, steps, files_of, safe if journal is not None else str),
@@ -126,7 +123,7 @@ def fit_top(
         labels: int64 (n,), 0..n_classes-1.
         epochs: 0 trains nothing.
         learning_rate: at the start.
-        batch_size: rows in a step.
+        batch_size: rows in a step; on several devices rounded down to a multiple of their number.
         seed: of the order of the rows.
         stage: name in the history and beside the bar.
         progress: show a bar.
@@ -146,13 +143,16 @@ def fit_top(
         return list(around.history)
     views, count, dim = features.shape
     flat = features.reshape(views * count, dim)
-    batch = min(batch_size, views * count)
+    trainer = build_trainer(neck, head)
+    replicas = trainer.distribute_strategy.num_replicas_in_sync
+    # Every device takes an equal part, so a batch is rounded down to a multiple of them.
+    batch = max(min(batch_size, views * count) // replicas, 1) * replicas
     steps = -(-count // batch)
     tables = [flat, np.tile(labels, views)]
     if weights is not None:
         tables.append(np.tile(weights, views))
-    trainer = build_trainer(neck, head)
-    rate = keras.optimizers.schedules.CosineDecay(learning_rate, epochs * steps)
+    factor = _plateau_factor(around.choice)
+    rate = LearningRate(learning_rate, steps, epochs, factor=factor)
     trainer.compile(optimizer=fine_tuning_optimizer(rate))
     probe = None
     if around.watched is not None and watched_features is not None:
@@ -167,7 +167,7 @@ def fit_top(
     def rows_of(step: int) -> np.ndarray:
         return order[step] % count
 
-    course = around.course(trainer, neck, steps, rows_of, probe)
+    course = around.course(trainer, neck, steps, rows_of, probe, factor)
 
     def dataset(step: int) -> Any:
         import tensorflow as tf
@@ -223,7 +223,7 @@ def fit_whole(
     _say_what_moves(embedder, inputs.statistics, around.stage)
     replicas = trainer.distribute_strategy.num_replicas_in_sync
     check_replicas(replicas, order.batch_size, config.accumulate)
-    factor = keras.Variable(1.0, trainable=False, name="rate_factor") if config.reduce_on_plateau else None
+    factor = _plateau_factor(around.choice)
     rate = LearningRate(
         config.learning_rate,
         order.steps,
@@ -266,6 +266,10 @@ def fit_whole(
     )
     moments()
     return course.standing.history
+
+
+def _plateau_factor(choice: Choice) -> keras.Variable | None:
+    return keras.Variable(1.0, trainable=False, name="rate_factor") if choice.reduce_on_plateau else None
 
 
 def _say_what_moves(embedder: keras.Model, statistics: str, stage: str) -> None:

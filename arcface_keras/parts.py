@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,6 +45,7 @@ _LATER = (
     ),
     *("format", "gallery", "gallery_images", "new_share"),
 )
+_MARGINS = ("m", "m_start", "margin_power")
 _SECONDS_BETWEEN_SAVES = 10.0
 
 
@@ -58,6 +58,7 @@ class Material:
         labels: int64 (n,).
         classes: names of the labels.
         folds: int64 (n,).
+        copies: int64 (n,), equal for listings of one image file, equal bytes or one phash.
         features: float32 (views, n, C), the pooled features of the frozen backbone.
         inputs: the listings as the whole network takes them.
     """
@@ -66,6 +67,7 @@ class Material:
     labels: np.ndarray
     classes: list[str]
     folds: np.ndarray
+    copies: np.ndarray
     features: np.ndarray
     inputs: Inputs
 
@@ -176,7 +178,6 @@ class Workshop:
         if config.epochs == 0 and config.calibrates_on_folds:
             return None, learnt
         catalogue = material.catalogue
-        links = (material.labels, catalogue.images, catalogue.phashes)
         out = np.zeros(0, np.int64)
         if config.epochs:
             out = learnt[
@@ -184,14 +185,14 @@ class Workshop:
                     material.labels[learnt],
                     config.validation_rows,
                     catalogue.posting_ids[learnt],
-                    _unshared(catalogue)[learnt],
+                    (np.bincount(material.copies) == 1)[material.copies[learnt]],
                     config.seed,
                 )
             ]
         unseen = np.flatnonzero(~kept)
         groups = None
         if len(unseen):
-            components = linked_components(*(column[unseen] for column in links))
+            components = linked_components(material.labels[unseen], material.copies[unseen])
             groups = UnseenGroups(material.labels[unseen], catalogue.phashes[unseen], components, config.seed)
         watched = Watched(out, out, unseen, groups) if len(out) or len(unseen) else None
         return watched, np.setdiff1d(learnt, out)
@@ -217,8 +218,10 @@ def make_head(config: RunConfig, counts: np.ndarray, steps: int) -> MarginHead:
     if "class_counts" in known and counts.min() == counts.max():
         logger.warning("head %s: all groups have %d rows, so it is subcenter with one m", name, counts[0])
         name, known = "subcenter", inspect.signature(HEADS["subcenter"]).parameters
-    if "m" not in known and (config.margin_power or config.m_start is not None):
-        logger.warning("head %s sets its own margins: m_start and margin_power are not used", name)
+    if "m" not in known:
+        asked = [option for option in _MARGINS if getattr(config, option) != getattr(RunConfig(), option)]
+        if asked:
+            logger.warning("head %s sets its own margins: %s without effect", name, ", ".join(asked))
     m: Any = config.m
     if config.margin_power and "m" in known:
         m = (config.m * (counts / counts.min()) ** -config.margin_power).tolist()
@@ -284,13 +287,3 @@ def check_same_training(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def _weights(labels: np.ndarray, power: float) -> np.ndarray | None:
     return group_weights(labels, power) if power else None
-
-
-def _unshared(catalogue: Catalogue) -> np.ndarray:
-    """bool (n,): listings whose image and phash no other listing has."""
-
-    def alone(column: Sequence[str] | np.ndarray) -> np.ndarray:
-        counts = Counter(column)
-        return np.array([not value or counts[value] == 1 for value in column])
-
-    return alone(catalogue.images) & alone(catalogue.phashes)

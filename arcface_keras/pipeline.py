@@ -176,10 +176,10 @@ def _run(config: RunConfig, progress: bool) -> list[Score]:
 
 
 def demo_config(**changes: Any) -> RunConfig:
-    """The configuration of `demo`: the defaults, on the photos that come with the package."""
+    """The configuration of `demo`: the defaults and mirror images, on the photos of the package."""
     sample = sample_folder()
     paths = {"train": sample / "train.csv", "test": sample / "test.csv", "images": sample / "images"}
-    return RunConfig.from_dict({"out": "runs/demo", **paths, **changes})
+    return RunConfig.from_dict({"out": "runs/demo", "flip_average": True, **paths, **changes})
 
 
 def demo(config: RunConfig | None = None, *, progress: bool = False) -> list[Score]:

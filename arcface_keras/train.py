@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.images import scan_images
 from arcface_keras.data.perceptual import with_hashes
+from arcface_keras.data.remote import is_url
 from arcface_keras.feature_cache import cached_features
 from arcface_keras.features import affordable_views, embed_photos
 from arcface_keras.models import build_embedder, split_embedder
@@ -73,7 +75,7 @@ class _Photos:
     def network(self) -> keras.Model:
         return new_embedder(self.config)
 
-    def features(self, embedder: keras.Model, catalogue: Catalogue) -> np.ndarray:
+    def features(self, embedder: keras.Model, catalogue: Catalogue, cache: Path) -> np.ndarray:
         config = self.config
         extractor = split_embedder(embedder)[0]
         views = min(config.views, 2) if config.augment == "none" or not config.top_epochs else config.views
@@ -85,7 +87,8 @@ class _Photos:
             batch_size=config.batch_size,
             seed=config.seed,
             workers=config.workers,
-            cache=config.cache,
+            # To name what is cached takes the bytes of all photos, which come by URL once more.
+            cache=cache if config.cache or not is_url(required_path(config, "images")) else None,
             progress=self.progress,
         )
 

@@ -35,6 +35,8 @@ __all__ = ["Kind", "train_stage"]
 
 logger = logging.getLogger(__name__)
 
+_SAFE = "What the checkpoint holds is whole: `train --resume` goes on from it."
+
 
 class Kind(Protocol):
     """What is learnt of listings: photos or titles. `config` and `progress` are those of the run."""
@@ -51,8 +53,8 @@ class Kind(Protocol):
     def network(self) -> keras.Model:
         """A new embedder with pretrained weights."""
 
-    def features(self, embedder: keras.Model, catalogue: Catalogue) -> np.ndarray:
-        """float32 (views, n, C), the pooled features of the frozen backbone."""
+    def features(self, embedder: keras.Model, catalogue: Catalogue, cache: Path) -> np.ndarray:
+        """float32 (views, n, C), the pooled features of the frozen backbone, kept in a folder on the way."""
 
     def inputs(self, catalogue: Catalogue) -> Inputs:
         """The listings as the whole network takes them."""
@@ -107,11 +109,13 @@ def _train(kind: Kind, run: RunFolder, journal: Journal) -> None:
             facts = training_facts(config, catalogue, kind.content(catalogue))
             resumed = _resumed(config, journal, facts)
             keras.utils.set_random_seed(config.seed)
+            folds = training_folds(config, catalogue, progress=kind.progress)
             embedder = kind.network()
-            material = _prepare(kind, embedder, catalogue)
-            kept = material.folds != (-1 if config.calibrates_on_folds else 0)
             if not resumed:
-                journal.begin(facts)
+                with _explained(run, "Nothing was saved yet."):
+                    journal.begin(facts)
+            material = _prepare(kind, embedder, catalogue, folds, journal.folder / "features")
+            kept = material.folds != (-1 if config.calibrates_on_folds else 0)
             workshop = Workshop(config, run, journal, material, kind.progress)
             history = _fit_embedder(workshop, kept, embedder)
             held_out = _held_out(kind, workshop, embedder, history)
@@ -132,8 +136,8 @@ def _train(kind: Kind, run: RunFolder, journal: Journal) -> None:
 
 
 @contextlib.contextmanager
-def _explained(run: RunFolder) -> Iterator[None]:
-    """Say of results that can not be written that the checkpoint is safe."""
+def _explained(run: RunFolder, safe: str = _SAFE) -> Iterator[None]:
+    """Say of what can not be written what is safe."""
     try:
         yield
     except OSError as error:
@@ -142,7 +146,7 @@ def _explained(run: RunFolder) -> Iterator[None]:
         raise OSError(
             error.errno or (int(number[1]) if number else errno.EIO),
             f"the run folder must be writable and have room for what a training leaves. Received: {error}. "
-            "What the checkpoint holds is whole: `train --resume` goes on from it.",
+            f"{safe}",
             error.filename or str(run.path),
         ) from error
 
@@ -191,11 +195,17 @@ def _fit_embedder(workshop: Workshop, kept: np.ndarray, embedder: keras.Model) -
     return history
 
 
-def _prepare(kind: Kind, embedder: keras.Model, catalogue: Catalogue) -> Material:
-    labels, classes, folds = training_folds(kind.config, catalogue, progress=kind.progress)
+def _prepare(
+    kind: Kind,
+    embedder: keras.Model,
+    catalogue: Catalogue,
+    dealt: tuple[np.ndarray, list[str], np.ndarray, np.ndarray],
+    cache: Path,
+) -> Material:
+    labels, classes, folds, copies = dealt
     logger.info("train: %d listings of %d groups, %d folds", len(catalogue), len(classes), folds.max() + 1)
-    features = kind.features(embedder, catalogue)
-    return Material(catalogue, labels, classes, folds, features, kind.inputs(catalogue))
+    features = kind.features(embedder, catalogue, Path(kind.config.cache or cache))
+    return Material(catalogue, labels, classes, folds, copies, features, kind.inputs(catalogue))
 
 
 def _held_out(

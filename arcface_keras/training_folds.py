@@ -19,7 +19,7 @@ _GROUPS = 4
 
 def training_folds(
     config: RunConfig, catalogue: Catalogue, *, progress: bool = False
-) -> tuple[np.ndarray, list[str], np.ndarray]:
+) -> tuple[np.ndarray, list[str], np.ndarray, np.ndarray]:
     """Number the groups of a catalogue and deal them to folds.
 
     Photos are compared only where the catalogue was read with its images; then a training of photos and one
@@ -31,7 +31,8 @@ def training_folds(
         progress: show a bar while files are compared.
 
     Returns:
-        labels int64 (n,), the names of the classes, and folds int64 (n,).
+        labels int64 (n,), the names of the classes, folds int64 (n,), and copies int64 (n,), equal for
+        listings of one image file, equal bytes or one phash.
 
     Raises:
         ValueError: fewer than four groups that share nothing.
@@ -59,4 +60,4 @@ def training_folds(
     folds = shared_folds(
         catalogue.posting_ids, links, n_folds=n_folds, seed=config.seed, file=config.folds_csv
     )
-    return labels, classes, folds
+    return labels, classes, folds, linked_components(*list(links.values())[1:])

@@ -99,7 +99,8 @@ def trained(options: argparse.Namespace, seed: int) -> RunConfig:
         config = demo_config(**changes)
     else:
         train, test = split_photos(options.photos, folder, seed)
-        config = RunConfig.from_dict({**changes, "train": train, "test": test, "images": options.images})
+        paths = {"train": train, "test": test, "images": options.images}
+        config = RunConfig.from_dict({"flip_average": True, **changes, **paths})
     run(config)
     return config
 

@@ -151,6 +151,7 @@ def main() -> int:
                 "test": str(test_csv),
                 "images": str(options.images),
                 "image_size": options.image_size,
+                "flip_average": True,
                 "calibration": "holdout",
                 "folds": 3,
                 "seed": seed,

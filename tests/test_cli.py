@@ -49,10 +49,10 @@ def test_cli_gives_only_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "arcface_keras.pipeline.train", lambda config, progress: seen.update(config=config, progress=progress)
     )
-    words = "train --train a.csv --images dir --epochs 3 --no-flip-average --m 0.4 --quiet --head arc"
+    words = "train --train a.csv --images dir --epochs 3 --flip-average --m 0.4 --quiet --head arc"
     assert cli.main(words.split()) == 0
     assert seen["config"] == RunConfig(
-        train="a.csv", images="dir", epochs=3, flip_average=False, m=0.4, head="arc"
+        train="a.csv", images="dir", epochs=3, flip_average=True, m=0.4, head="arc"
     )
     assert seen["progress"] is False
 

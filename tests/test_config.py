@@ -11,7 +11,7 @@ from arcface_keras.config import RunConfig
 
 
 def test_config_survives_json() -> None:
-    config = RunConfig(train="a.csv", threshold=0.5, workers=3, flip_average=False)
+    config = RunConfig(train="a.csv", threshold=0.5, workers=3, flip_average=True)
     assert RunConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 

@@ -144,8 +144,8 @@ def test_embed_never_goes_on_with_shards_of_something_else(
         return sum(seen)
 
     assert embedded(config) == 0
-    assert embedded(config.replace(flip_average=False)) == 15
-    assert embedded(config.replace(flip_average=False, embed_dtype="float16")) == 15
+    assert embedded(config.replace(flip_average=True)) == 15
+    assert embedded(config.replace(flip_average=True, embed_dtype="float16")) == 15
     assert embedded(config) == 15
     first = Embeddings.load(run.embeddings).rows
     trained_run(config, seed=1)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 from hub_presets import keras_hub_or_skip
 
+from arcface_keras import pipeline
 from arcface_keras.backbones import build_backbone
+from arcface_keras.config import RunConfig
+from arcface_keras.embeddings import Embeddings
 from arcface_keras.models import build_embedder, load_portable, save_embedder, write_portable
 
 keras_hub = keras_hub_or_skip()
@@ -112,3 +116,22 @@ def test_hub_embedder_is_rebuilt_without_the_folder(resnet: tuple[Path, Any, Any
     save_embedder(embedder, tmp_path / "embedder.keras", {"backbone": "hub:gone"})
     write_portable(tmp_path / "embedder.keras", tmp_path)
     np.testing.assert_allclose(load_portable(tmp_path)(PIXELS), embedder(PIXELS), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_hub_preset_is_trained_and_embeds(
+    resnet: tuple[Path, Any, Any], catalogue: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """As `--backbone hub:PATH` does: top and whole, saved, and read again by the stage embed."""
+    train, images = catalogue(range(6), 4, prefix="train")
+    paths = {"train": train, "test": train, "images": images, "out": tmp_path / "run"}
+    settings = {"backbone": f"hub:{resnet[0]}", "image_size": SIZE, "folds": 2, "batch_size": 8, "views": 2}
+    learning = {"top_epochs": 2, "epochs": 4, "augment": "none", "dropout": 0.0, "learning_rate": 1e-3}
+    config = RunConfig.from_dict({**settings, **paths, **learning})
+    run = pipeline.train(config)
+    losses = [float(line.split(",")[2]) for line in run.history.read_text().splitlines()[3:]]
+    assert losses[-1] < losses[0]
+    pipeline.embed(config)
+    rows = Embeddings.load(run.embeddings).rows
+    assert rows.shape == (24, 512)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)

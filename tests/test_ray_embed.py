@@ -266,7 +266,7 @@ def test_embed_on_ray_that_is_not_installed_touches_nothing(
     shop: RunConfig, whole: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    config = shop.replace(engine="ray", flip_average=False)
+    config = shop.replace(engine="ray", flip_average=True)
     with pytest.raises(ImportError, match=r"pip install 'arcface-keras\[ray\]'"):
         embed(config)
     run = RunFolder(Path(config.out))
@@ -276,7 +276,7 @@ def test_embed_on_ray_that_is_not_installed_touches_nothing(
 
 @needs_ray
 def test_embed_on_a_cluster_that_is_not_there_touches_nothing(shop: RunConfig, whole: Files) -> None:
-    config = shop.replace(engine="ray", address="127.0.0.1:1", flip_average=False)
+    config = shop.replace(engine="ray", address="127.0.0.1:1", flip_average=True)
     with pytest.raises(ConnectionError, match=r"must answer at the address.*127\.0\.0\.1:1"):
         embed(config)
     assert files(RunFolder(Path(config.out))) == whole

@@ -262,3 +262,33 @@ def test_embed_reads_photos_by_url(shop: Shop, store: Any, tmp_path: Path) -> No
     assert list(open_shards(runs["there"].embeddings).unreadable) == [3]
     stages = json.loads(runs["there"].run_json.read_text())["stages"]
     assert list(stages["embed"]["unreadable"]) == ["test_1_0"]
+
+
+@pytest.mark.parametrize("during", ["features", "training"])
+def test_train_by_url_says_when_its_server_goes_away(
+    catalogue: Write, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    import tiny_backbone
+
+    from arcface_keras import parts, train
+
+    tiny_backbone.register()
+    csv, images = catalogue(range(9), 4, prefix="train")
+    for path in images.iterdir():
+        store.pipe(f"/shop/photos/{path.name}", path.read_bytes())
+    paths = {"train": csv, "images": "counted://shop/photos", "out": tmp_path / "run"}
+    config = RunConfig.from_dict({**tiny_backbone.TINY, **paths, "top_epochs": 1})
+    module, name = (train, "cached_features") if during == "features" else (parts, "fit_whole")
+    original = getattr(module, name)
+
+    def gone(*values: Any, **options: Any) -> Any:
+        store.failures += [RuntimeError("gone")] * 1000
+        return original(*values, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, gone)
+        where = r" near step \d of \d in epoch 1 of stage 'whole'\. The last" if during == "training" else ""
+        with pytest.raises(RemoteError, match=rf"photos/train_\d_\d\.png must be readable\..*gone.*{where}"):
+            train.train(config)
+    store.failures.clear()
+    assert train.train(config.replace(resume=True)).embedder.exists()

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tiny_backbone
 
-from arcface_keras import fitting, parts, train_stage
+from arcface_keras import features, fitting, parts, train_stage
 from arcface_keras.config import RunConfig
 from arcface_keras.data.perceptual import perceptual_hash
 from arcface_keras.heads import HEADS
@@ -184,15 +184,35 @@ def test_train_keeps_the_epoch_its_monitor_prefers(
     assert any(not np.array_equal(a, b) for a, b in zip(seen[1], seen[3], strict=True))
 
 
-def test_train_halves_the_rate_on_a_plateau(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("monitor", ["retrieval", "classification"])
+def test_train_halves_the_rate_on_a_plateau(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, monitor: str
+) -> None:
     monkeypatch.setattr(fitting, "watch_inputs", lambda *a, **k: lambda: {"unseen_f1": 0.5, **FLAT})
     run = train(
-        config.replace(
-            monitor="retrieval", reduce_on_plateau=1, epochs=4, top_epochs=0, lr_schedule="constant"
-        )
+        config.replace(monitor=monitor, reduce_on_plateau=1, epochs=4, top_epochs=0, lr_schedule="constant")
     )
     rates = [float(row["learning_rate"]) for row in rows(run)]
     assert rates == pytest.approx([1e-2, 1e-2, 5e-3, 2.5e-3])
+
+
+def test_train_of_the_top_alone_halves_its_rate_and_stops(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "watch_features", lambda *a, **k: lambda: {"unseen_f1": 0.5, **FLAT})
+    run = train(
+        config.replace(
+            epochs=0,
+            top_epochs=9,
+            calibration="holdout",
+            monitor="retrieval",
+            reduce_on_plateau=1,
+            patience=3,
+        )
+    )
+    rates = [float(row["learning_rate"]) for row in rows(run)]
+    cosine = 1e-3 * (1 + np.cos(np.pi * np.arange(4) / 9)) / 2
+    assert rates == pytest.approx(cosine * [1, 1, 0.5, 0.25])
 
 
 FLAT = dict.fromkeys(
@@ -308,11 +328,11 @@ def test_train_with_a_poisoned_photo_names_step_and_files_and_keeps_the_checkpoi
 
     def poison(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         hit = tf.reduce_all(tf.abs(tf.cast(images, tf.float32) - marker) < 0.5, axis=(1, 2, 3))
-        late = hit & (seed[1] >= 4)
+        late = hit & (seed[1] >= 2)
         return tf.where(late[:, None, None, None], float("nan"), tf.cast(images, tf.float32))
 
     monkeypatch.setitem(batches.VIEWS, "flip", poison)
-    settings = config.replace(augment="flip", folds=9, validation_rows=0.0, top_epochs=1)
+    settings = config.replace(augment="flip", folds=9, validation_rows=0.0, top_epochs=1, batch_size=18)
     with pytest.raises(
         ValueError,
         match=rf"(?s)loss must stay finite.*loss=nan at step \d of \d in epoch 2 of stage 'whole', "
@@ -367,7 +387,9 @@ def test_train_that_can_not_write_says_so_and_keeps_the_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints.np, "savez", savez)
         with pytest.raises(
-            OSError, match=r"must be writable and have room .*what the system says after step"
+            OSError,
+            match=r"must be writable and have room .*what the system says after step (\d) of \1 in epoch 2 "
+            "of stage 'whole'",
         ):
             train(config)
     folder = Path(config.out) / "checkpoint"
@@ -397,6 +419,98 @@ def test_train_that_can_not_write_its_results_goes_on_with_writing_alone(
     assert load_held_out(run.held_out)
     assert [row["stage"] for row in rows(run)] == ["top"] * 2 + ["whole"] * 3
     assert not (run.path / "checkpoint").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "epoch"), [("top", 2), ("whole", 2)])
+def test_train_whose_weights_are_not_finite_names_the_step_that_made_them_so(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, stage: str, epoch: int
+) -> None:
+    """Also after the last step of all, beyond which there are no files to name."""
+    monkeypatch.setattr(parts, "_SECONDS_BETWEEN_SAVES", 0.0)
+    original = Journal.save
+
+    def save(self: Journal, facts: dict, arrays: dict) -> None:
+        if facts["stage"] == stage and facts["history"][-1]["epoch"] == epoch:
+            arrays = {**arrays, "variable0": np.full(3, np.nan, np.float32)}
+        original(self, facts, arrays)
+
+    monkeypatch.setattr(Journal, "save", save)
+    with pytest.raises(
+        ValueError,
+        match=rf"weights with NaN or infinity at step (\d) of \1 in epoch {epoch} of stage '{stage}', "
+        r"batch of train_\d_\d\.png, .*The last checkpoint is whole",
+    ):
+        train(config)
+
+
+def test_journal_says_whether_going_on_spares_work(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "checkpoint")
+    journal.begin({})
+    assert not journal.spares("embedder")
+    journal.save({"part": "embedder"}, {})
+    assert journal.spares("embedder")
+    assert not journal.spares("fold-0")
+    journal.finish("embedder", {}, {})
+    assert journal.spares("fold-0")
+
+
+def test_train_that_was_cut_off_does_not_pass_its_photos_again(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        kill_at(patch, "top", 1)
+        with pytest.raises(Killed, match="in the midst"):
+            train(config)
+    monkeypatch.setattr(features, "_run_batches", lambda *a, **k: pytest.fail("passed again"))
+    run = train(config.replace(resume=True))
+    assert not (run.path / "checkpoint").exists()
+
+
+def test_train_weighs_the_loss_of_every_row_in_both_stages(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (parts, fitting):
+        monkeypatch.setattr(module, "group_weights", lambda labels, power: np.zeros(len(labels), np.float32))
+    run = train(config.replace(sample_weight_power=0.5, top_epochs=1, epochs=1))
+    assert [(row["stage"], float(row["loss"])) for row in rows(run)] == [("top", 0.0), ("whole", 0.0)]
+
+
+def test_train_watches_no_copies_of_bytes(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal bytes under two names are kept out of the rows to watch, and in one half of the unseen groups."""
+    images = Path(str(config.images))
+    for group in range(9):
+        (images / f"train_{group}_1.png").write_bytes((images / f"train_{group}_0.png").read_bytes())
+    (images / "train_1_2.png").write_bytes((images / "train_0_2.png").read_bytes())
+    seen = {}
+    held_out, unseen = parts.held_out_rows, parts.UnseenGroups
+
+    def rows_of(labels: np.ndarray, share: float, names: np.ndarray, unique: np.ndarray, seed: int) -> object:
+        seen["unique"] = dict(zip(names, unique, strict=True))
+        return held_out(labels, share, names, unique, seed)
+
+    def groups_of(labels: np.ndarray, phashes: np.ndarray, components: np.ndarray, seed: int) -> object:
+        seen["components"] = len(set(components))
+        return unseen(labels, phashes, components, seed)
+
+    monkeypatch.setattr(parts, "held_out_rows", rows_of)
+    monkeypatch.setattr(parts, "UnseenGroups", groups_of)
+    run = train(config.replace(top_epochs=1, epochs=1, folds=2))
+    copied = {name for name, alone in seen["unique"].items() if not alone}
+    assert copied == {
+        name for name in seen["unique"] if name[-1] in "01" or name in ("train_0_2", "train_1_2")
+    }
+    with run.folds.open(newline="") as file:
+        unlearnt = {row["posting_id"].split("_")[1] for row in csv.DictReader(file) if row["fold"] == "0"}
+    assert seen["components"] == len(unlearnt) - ({"0", "1"} <= unlearnt)
+
+
+@pytest.mark.parametrize(("head", "without"), [("adacos", "m, m_start"), ("arc", "")])
+def test_train_says_which_margins_its_head_does_not_take(
+    config: RunConfig, caplog: pytest.LogCaptureFixture, head: str, without: str
+) -> None:
+    parts.make_head(config.replace(head=head, m=0.5, m_start=0.1), np.array([3, 4, 5]), 10)
+    assert (f"head {head} sets its own margins: {without} without effect" in caplog.text) == bool(without)
 
 
 @pytest.mark.slow
@@ -474,8 +588,13 @@ def test_train_without_tensorboard_says_what_to_install(
 @pytest.mark.slow
 def test_train_writes_curves_for_tensorboard(config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     run = train(config.replace(tensorboard=True, epochs=1))
-    assert list((run.path / "tensorboard" / "whole").rglob("events*"))
+    tags = set()
+    for path in (run.path / "tensorboard" / "whole").rglob("events*"):
+        tags |= set(EventAccumulator(str(path)).Reload().Tags()["tensors"])
+    assert {"epoch_loss", "epoch_unseen_f1"} <= tags
 
 
 @pytest.mark.slow

@@ -169,3 +169,44 @@ def test_training_of_titles_that_is_killed_ends_as_one_that_is_not(server: Serve
         "top_batch_size": 16,
     }
     check_killed_trainings(server, EVERYTHING | settings, tmp_path, least=3)
+
+
+COMMAND = """
+import sys
+import tiny_backbone
+from arcface_keras.cli import main
+tiny_backbone.register()
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_train_command_that_is_killed_goes_on_with_resume(tmp_path: Path) -> None:
+    """The command itself, with a training for every fold: killed among the features, and among the folds."""
+    train, images = write_catalogue(tmp_path, range(9), 6, prefix="train")
+    settings = tiny_backbone.TINY | {"epochs": 0, "top_epochs": 40, "train": train, "images": images}
+    words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    paths = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def command(out: Path, *more: str, until: str = "") -> int:
+        line = [sys.executable, "-c", COMMAND, "train", *words, "--deterministic", "--out", str(out), *more]
+        process = subprocess.Popen(line, env=env)
+        while until and process.poll() is None and not list(out.glob(f"checkpoint/{until}")):
+            time.sleep(0.01)
+        if until:
+            process.kill()
+        return process.wait(timeout=300)
+
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    assert command(straight) == 0
+    assert command(cut, until="features/*.npy") == -signal.SIGKILL
+    assert command(cut, "--resume", until="done-fold-0.npz") == -signal.SIGKILL
+    assert not RunFolder(cut).embedder.exists()
+    assert command(cut, "--resume") == 0
+    for one, two in zip(weights(straight, ""), weights(cut, ""), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert RunFolder(cut).history.read_bytes() == RunFolder(straight).history.read_bytes()
+    for one, two in zip(*(load_held_out(RunFolder(path).held_out) for path in (straight, cut)), strict=True):
+        np.testing.assert_array_equal(one.embeddings.rows, two.embeddings.rows)

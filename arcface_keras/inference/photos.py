@@ -75,7 +75,7 @@ class PhotoEmbedder:
         model: Any,
         image_size: int,
         *,
-        flip_average: bool = True,
+        flip_average: bool = False,
         batch_size: int = 32,
         workers: int | None = None,
         engine: str = "tensorflow",

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -98,10 +99,10 @@ class _Titles:
     def network(self) -> keras.Model:
         return new_title_embedder(self.config).model
 
-    def features(self, embedder: keras.Model, catalogue: Catalogue) -> np.ndarray:
+    def features(self, embedder: keras.Model, catalogue: Catalogue, cache: Path) -> np.ndarray:
         extractor = self._embedder(split_embedder(embedder)[0])
         titles = self.content(catalogue)
-        return title_features(extractor, titles, cache=self.config.cache, progress=self.progress)[None]
+        return title_features(extractor, titles, cache=cache, progress=self.progress)[None]
 
     def inputs(self, catalogue: Catalogue) -> TitleInputs:
         pad = self.tokens.pieces.pad

@@ -84,6 +84,10 @@ class Journal:
         self._number = int(states[-1].facts["number"])
         return states[-1] if states[-1].facts["part"] == part else None
 
+    def spares(self, part: str) -> bool:
+        """Whether to go on at this part spares work: a state of it is there, or a part before is done."""
+        return self.load(part) is not None or any(self.folder.glob("done-*.npz"))
+
     def finish(self, part: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Keep the result of a part."""
         _write(self.folder / f"done-{part}.npz", State(dict(facts), dict(arrays)))

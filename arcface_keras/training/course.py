@@ -110,6 +110,9 @@ class Course(keras.callbacks.Callback):
         if not self._metrics:
             self._rate = float(self.model.optimizer.learning_rate)
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.position.between = False
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         loss = float((logs or {}).get("loss", math.nan))
         if not math.isfinite(loss):
@@ -121,6 +124,7 @@ class Course(keras.callbacks.Callback):
                 variable.assign(variable + value)
             self._metrics = []
         self.position.step += 1
+        self.position.between = True
         every = self.saving.every_steps
         if every and self.position.step % every == 0 and self.position.step % self.position.steps:
             self.save([_numpy(variable) for variable in _metrics(self.model)])

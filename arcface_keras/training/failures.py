@@ -5,8 +5,11 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 
 from arcface_keras._memory import some_names
+from arcface_keras.data.remote import RemoteError
 
 __all__ = ["Position", "explain_failures"]
+
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Position:
@@ -17,6 +20,10 @@ class Position:
         steps: steps in an epoch.
         files_of: the files of a step, counted from 0 over all epochs.
         safe: what can be gone on from, in words.
+
+    Attributes:
+        step: steps that are done.
+        between: whether the last of them has just ended and the next has not begun.
     """
 
     def __init__(
@@ -27,14 +34,20 @@ class Position:
         self.files_of = files_of
         self.safe = safe
         self.step = 0
+        self.between = False
+
+    @property
+    def at(self) -> int:
+        """The step at work; between two of them the one before, whose outcome is scored and saved."""
+        return self.step - 1 if self.between else self.step
 
     def __str__(self) -> str:
-        epoch, within = divmod(self.step, self.steps)
+        epoch, within = divmod(self.at, self.steps)
         return f"step {within + 1} of {self.steps} in epoch {epoch + 1} of stage {self.stage!r}"
 
     def files(self) -> str:
-        """The files of the step at work, the first eight by name."""
-        return some_names(self.files_of(self.step))
+        """The files of the step at work, by name."""
+        return some_names(self.files_of(self.at))
 
     def not_finite(self, what: str) -> ValueError:
         """The error for a loss or weights with NaN or infinity."""
@@ -44,6 +57,13 @@ class Position:
         )
 
 
+def _kind_of(text: str) -> type[Exception] | None:
+    """What TensorFlow's error, which holds the name of Python's own, is to be called; None: none of ours."""
+    if "RemoteError" in text:
+        return RemoteError
+    return ValueError if "ImageError" in text or "FileNotFoundError" in text else None
+
+
 @contextlib.contextmanager
 def explain_failures(position: Position) -> Iterator[None]:
     """Turn memory that ran out, photos that can not be read and disks that are full into messages.
@@ -51,6 +71,7 @@ def explain_failures(position: Position) -> Iterator[None]:
     Raises:
         MemoryError: a step did not fit.
         ValueError: a file of the batch could not be read.
+        RemoteError: the server that the photos are behind could not be reached.
         OSError: a checkpoint could not be written.
     """
     import tensorflow as tf
@@ -63,16 +84,17 @@ def explain_failures(position: Position) -> Iterator[None]:
             f"update), a smaller --image-size or --precision mixed_bfloat16. Received: out of memory at "
             f"{position}, batch of {position.files()}. {position.safe()}"
         ) from error
-    except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as error:
-        if "ImageError" not in str(error) and "FileNotFoundError" not in str(error):
+    except tf.errors.OpError as error:
+        kind = _kind_of(str(error))
+        if kind is None:
             raise
         reason = next(line for line in str(error).splitlines() if "Error" in line).strip()
-        raise ValueError(
+        raise kind(
             "the photos must stay readable while they are trained on. "
             f"Received: {reason} near {position}. {position.safe()}"
         ) from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno not in _NOT_WRITABLE:
             raise
         raise OSError(
             error.errno,
