@@ -11,8 +11,9 @@ from arcface_keras.training.devices import check_replicas
 
 HERE = Path(__file__).parent
 
-TWO = """
+COMMON = """
 import csv
+import os
 import sys
 import keras
 import numpy as np
@@ -44,6 +45,9 @@ common = {
     "clip_norm": 1.0,
     "head_lr_factor": 2.0,
 }
+"""
+
+TWO = """
 losses, scores, weights = [], [], []
 for devices in ("one", "auto"):
     run = train(RunConfig.from_dict({**common, "devices": devices, "out": f"{out}/{devices}"}))
@@ -61,23 +65,54 @@ if tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15):  # 3.8 reports 
 np.testing.assert_allclose(scores[0], scores[1], rtol=1e-3)
 for one, two in zip(*weights):
     np.testing.assert_allclose(one, two, atol=2e-3)
+
+# Neck and head take a batch that is no multiple of the devices, rounded down.
+odd = {"devices": "auto", "epochs": 0, "calibration": "holdout", "top_batch_size": 17, "out": f"{out}/odd"}
+rows = list(csv.DictReader(train(RunConfig.from_dict({**common, **odd, "cutmix": 0.0})).history.open()))
+assert [row["stage"] for row in rows] == ["top", "top"]
+print("equal")
+"""
+
+
+CUT = """
+from arcface_keras import parts
+from arcface_keras.training import course
+parts._SECONDS_BETWEEN_SAVES = 0.0
+original = course.Course.on_train_batch_end
+def end(self, batch, logs=None):
+    original(self, batch, logs)
+    if self.position.stage == "whole" and self.position.step == 5:
+        os._exit(7)
+course.Course.on_train_batch_end = end
+train(RunConfig.from_dict({**common, "devices": "auto", "out": f"{out}/cut"}))
+"""
+
+RESUMED = """
+run = train(RunConfig.from_dict({**common, "devices": "auto", "out": f"{out}/cut", "resume": True}))
+for one, two in zip(load_model(f"{out}/auto/embedder.keras").weights, load_model(run.embedder).weights):
+    np.testing.assert_allclose(np.asarray(one), np.asarray(two), atol=1e-5)
 print("equal")
 """
 
 
 @pytest.mark.slow
-def test_train_on_two_devices_equals_one(catalogue, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_train_on_two_devices_equals_one_and_goes_on_where_it_was_cut_off(catalogue, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     train_csv, images = catalogue(range(9), 6, prefix="train")
     paths = os.pathsep.join([str(HERE), str(HERE.parent)])
-    done = subprocess.run(
-        [sys.executable, "-c", TWO, str(tmp_path), str(train_csv), str(images)],
-        env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("equal")
+
+    def done(code: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", COMMON + code, str(tmp_path), str(train_csv), str(images)],
+            env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    for code in (TWO, CUT, RESUMED):
+        found = done(code)
+        assert found.returncode == (7 if code == CUT else 0), found.stderr[-3000:]
+        assert code == CUT or found.stdout.strip().endswith("equal")
 
 
 def test_devices_need_a_batch_they_can_share() -> None:

@@ -62,7 +62,7 @@ def scan_images(
 
     reasons = {}
     with (
-        ThreadPoolExecutor(_workers(workers, names)) as pool,
+        ThreadPoolExecutor(photo_readers(workers, names)) as pool,
         progress_bar(len(distinct), "checking images", "images", progress) as bar,
     ):
         for name, found in zip(distinct, pool.map(reason, distinct), strict=True):
@@ -146,15 +146,27 @@ def image_dataset(
     rows = _shuffled_rows(len(names), seed) if shuffle else tf.data.Dataset.range(len(names))
     if repeat:
         rows = rows.repeat()
-    parallel = _workers(workers, names)
+    parallel = photo_readers(workers, names)
     dataset = rows.map(example, num_parallel_calls=parallel, deterministic=True)
     dataset = dataset.batch(batch_size, drop_remainder=drop_remainder).prefetch(2)
-    if names and is_url(names[0]):
-        # TensorFlow's own pool has a thread a processor, and each is held by the photo it waits for.
-        options = tf.data.Options()
-        options.threading.private_threadpool_size = parallel
-        dataset = dataset.with_options(options)
-    return dataset
+    return with_threads_of_its_own(dataset, parallel) if names and is_url(names[0]) else dataset
+
+
+def photo_readers(workers: int | None, paths: Paths) -> int:
+    """Photos under way at once: as many as asked, else the processors, or 32 where they come by URL."""
+    if workers is None:
+        return REMOTE_READERS if len(paths) and is_url(paths[0]) else available_cores()
+    check_count("workers", workers)
+    return int(workers)
+
+
+def with_threads_of_its_own(dataset: "tf.data.Dataset", threads: int) -> "tf.data.Dataset":
+    """For photos by URL: TensorFlow's own pool has a thread a processor, held by the photo it waits for."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = threads
+    return dataset.with_options(options)
 
 
 def _shuffled_rows(count: int, seed: int) -> "tf.data.Dataset":
@@ -180,10 +192,3 @@ def _check_labels(labels: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
         what = f"labels must be integers of shape ({count},), one for each path"
         raise ValueError(f"{what}. Received: labels of shape {array.shape}, dtype {array.dtype}.")
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
-
-
-def _workers(workers: int | None, names: Sequence[str]) -> int:
-    if workers is None:
-        return REMOTE_READERS if names and is_url(names[0]) else available_cores()
-    check_count("workers", workers)
-    return int(workers)

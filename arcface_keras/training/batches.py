@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arcface_keras._cores import available_cores
 from arcface_keras.data.augment import VIEWS, cut_mix
-from arcface_keras.data.images import load_image
+from arcface_keras.data.images import load_image, photo_readers, with_threads_of_its_own
+from arcface_keras.data.remote import is_url
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -117,11 +117,13 @@ def photo_batches(
         return (inputs, hard) if weight_table is None else (inputs, hard, tf.gather(weight_table, rows))
 
     size = order.batch_size
+    parallel = photo_readers(workers, paths)
     photos = tf.data.Dataset.range(first_step * size, last_step * size).map(
-        example, num_parallel_calls=workers or available_cores(), deterministic=True
+        example, num_parallel_calls=parallel, deterministic=True
     )
     steps = tf.data.Dataset.range(first_step, last_step)
     pairs = tf.data.Dataset.zip((photos.batch(size, drop_remainder=True), steps))
-    return pairs.map(
+    dataset = pairs.map(
         lambda photos, step: batch(photos[0], photos[1], step), num_parallel_calls=2, deterministic=True
     ).prefetch(2)
+    return with_threads_of_its_own(dataset, parallel) if is_url(paths[0]) else dataset

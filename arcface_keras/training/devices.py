@@ -1,5 +1,6 @@
 """Where a training runs: all GPUs or the TPU that are there, or one device."""
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,16 @@ def training_strategy(devices: str = "auto") -> "tf.distribute.Strategy":
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    names = [device.name for device in tf.config.list_logical_devices(kind)]
-    return tf.distribute.MirroredStrategy(names) if len(names) > 1 else tf.distribute.get_strategy()
+    names = tuple(device.name for device in tf.config.list_logical_devices(kind))
+    return _mirrored(names) if len(names) > 1 else tf.distribute.get_strategy()
+
+
+@functools.cache
+def _mirrored(names: tuple[str, ...]) -> "tf.distribute.Strategy":
+    """One for all trainings of a process: two of them would give their collective operations equal keys."""
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(names)
 
 
 def check_replicas(replicas: int, batch_size: int, accumulate: int) -> None:
