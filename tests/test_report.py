@@ -255,6 +255,12 @@ def test_report_shows_the_photo_of_every_listing_in_its_galleries(
     ]
     assert len(photos) + len(absent) == len(page.of("article", "card")) + len(beside)
     assert len(photos) > 5 * len(absent)
+    item = (
+        r'<li class="\w+">\s*<[^>]*(?:alt|aria-label)="(?:no photo: )?([^"]*)">.*?class="small"[^>]*>([^<]*)<'
+    )
+    pairs = re.findall(item, path.read_text("utf-8"), re.S)
+    assert len(pairs) == len(beside)
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []
     listings = read_catalogue(config.test, config.images, missing_images="keep")
     names = [title or name for title, name in zip(listings.titles, listings.posting_ids, strict=True)]
     for photo in photos:
