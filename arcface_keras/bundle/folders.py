@@ -23,11 +23,13 @@ logger = logging.getLogger(__name__)
 _ABSENT_ENGINES = ("faiss_flat", "ray", "ray_pruned")
 
 
-def absent_engine(config: RunConfig) -> str:
-    """What is wrong with a run's engine where a kernel cannot search as the run does; "" where it can."""
-    if config.engine in _ABSENT_ENGINES:
-        return f"the engine {config.engine} is not in Kaggle's image; the kernel will stop there"
-    return ""
+def warn_of_absent_engine(config: RunConfig) -> list[str]:
+    """Say before any work that a kernel cannot search as the run does; returns what was said, if anything."""
+    if config.engine not in _ABSENT_ENGINES:
+        return []
+    fault = f"the engine {config.engine} is not in Kaggle's image; the kernel will stop there"
+    logger.warning("%s", fault)
+    return [fault]
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,7 @@ def bundle(
     files = flat_files(run)
     facts = public_facts(read_json(run.run_json))
     _check_target(target)
-    if fault := absent_engine(config):
-        logger.warning("%s", fault)
+    warn_of_absent_engine(config)
     temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
         _write_dataset(temporary / "dataset", config, facts)

@@ -10,7 +10,7 @@ import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras._files import read_json, write_json
-from arcface_keras.bundle.folders import absent_engine
+from arcface_keras.bundle.folders import warn_of_absent_engine
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.facts import machine_facts
@@ -117,7 +117,7 @@ def rehearse(
     run.require(run.embedder, "train")
     listings, embedded = _real_listings(config), sample_rows or rows
     changes = {name: getattr(config, name) for name in _OPTIONS}
-    trials, problems = [], [fault for fault in [absent_engine(config)] if fault]
+    trials, problems = [], warn_of_absent_engine(config)
     notes = [_source_note(listings, embedded, rows), _links_note(listings, distinct, embedded)]
     with tempfile.TemporaryDirectory(prefix="arcface-keras-rehearsal-") as folder:
         for number in (*SMALL, embedded):
