@@ -95,7 +95,7 @@ _EXTRAS: dict[str, dict[str, dict[str, Any]]] = {
         "--distinct": {
             "type": int,
             "default": 2000,
-            "help": "photos encoded anew, the others are links to them (default: 2000)",
+            "help": "photos encoded anew, further ones are shown as they are, then as links (default: 2000)",
         },
         "--limit": {"default": "2h", "help": "what the scored run may take (default: 2h)"},
     },

@@ -22,16 +22,19 @@ TEST_CSV = os.environ.get("ARCFACE_KERAS_TEST_CSV", "")  # only where more than 
 TEST_IMAGES = os.environ.get("ARCFACE_KERAS_TEST_IMAGES", "")  # only where they are not found beside it
 
 started = time.perf_counter()
-wheels = []
+wheels: dict[str, list[str]] = {}
 for folder, folders, names in os.walk(INPUT, followlinks=True):
     folders[:] = [name for name in folders if not name.endswith("images")]  # tens of thousands of photos
-    wheels += [
-        Path(folder, name) for name in names if name.startswith("arcface_keras-") and name.endswith(".whl")
-    ]
-if wheels:
+    for name in names:
+        if name.startswith("arcface_keras-") and name.endswith(".whl"):
+            wheels.setdefault(name, []).append(os.path.join(folder, name))
+if len(wheels) > 1:
+    places = ", ".join(sorted(path for paths in wheels.values() for path in paths))
+    raise SystemExit(f"one wheel must be attached. Received: {places}.")
+for paths in wheels.values():
     # A session that goes on after the dataset was updated may hold another wheel of the same version.
     options = ["--quiet", "--no-deps", "--no-index", "--force-reinstall"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheels[0])], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, min(paths)], check=True)
     importlib.invalidate_caches()
 if importlib.util.find_spec("arcface_keras") is None:
     raise SystemExit(f"Attach the dataset with the arcface_keras wheel. Received: none below {INPUT}.")

@@ -19,16 +19,19 @@ TRAIN_IMAGES = os.environ.get("ARCFACE_KERAS_TRAIN_IMAGES", "")  # only where th
 CHANGES = {}  # options other than those of the bundled run, such as {"epochs": 5, "batch_size": 64}
 
 started = time.perf_counter()
-wheels = []
+wheels: dict[str, list[str]] = {}
 for folder, folders, names in os.walk(INPUT, followlinks=True):
     folders[:] = [name for name in folders if not name.endswith("images")]  # tens of thousands of photos
-    wheels += [
-        Path(folder, name) for name in names if name.startswith("arcface_keras-") and name.endswith(".whl")
-    ]
-if wheels:
+    for name in names:
+        if name.startswith("arcface_keras-") and name.endswith(".whl"):
+            wheels.setdefault(name, []).append(os.path.join(folder, name))
+if len(wheels) > 1:
+    places = ", ".join(sorted(path for paths in wheels.values() for path in paths))
+    raise SystemExit(f"one wheel must be attached. Received: {places}.")
+for paths in wheels.values():
     # A session that goes on after the dataset was updated may hold another wheel of the same version.
     options = ["--quiet", "--no-deps", "--no-index", "--force-reinstall"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheels[0])], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, min(paths)], check=True)
     importlib.invalidate_caches()
 if importlib.util.find_spec("arcface_keras") is None:
     raise SystemExit(f"Attach the dataset with the arcface_keras wheel. Received: none below {INPUT}.")
@@ -47,14 +50,8 @@ from arcface_keras.kernel import find_file, find_file_if_any, find_images, train
 settings = find_file(INPUT, "settings.json")
 backbone = CHANGES.get("backbone", json.loads(settings.read_text("utf-8"))["config"]["backbone"])
 csv = Path(TRAIN_CSV) if TRAIN_CSV else find_file(INPUT, "train.csv")
-run = train_here(
-    settings,
-    csv,
-    TRAIN_IMAGES or find_images(csv),
-    "run",
-    weights=find_file_if_any(INPUT, f"{backbone}.weights.h5"),
-    **CHANGES,
-)
+options = {"weights": find_file_if_any(INPUT, f"{backbone}.weights.h5")} | CHANGES
+run = train_here(settings, csv, TRAIN_IMAGES or find_images(csv), "run", **options)
 
 # %%
 print(f"wrote {run.embedder} in {time.perf_counter() - started:.0f} seconds")

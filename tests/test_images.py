@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import warnings
+import zlib
 from itertools import chain
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from arcface_keras._progress import progress_bar
 from arcface_keras.data import images as images_module
+from arcface_keras.data.decoding import open_photo
 from arcface_keras.data.images import ImageError, image_dataset, load_image, scan_images
 
 SIZE = 16
@@ -664,3 +666,46 @@ def test_progress_shows_only_when_wanted_and_on_a_terminal(monkeypatch, tty, ena
     shown = stream.getvalue()
     assert ("reading" in shown and "images/s" in shown and "3/3" in shown) == (tty and enabled)
     assert bool(shown) == (tty and enabled)
+
+
+def broken_chunk(image):
+    """A PNG whose pixels break off in a chunk without a name, which Pillow calls a SyntaxError."""
+    data = encoded(image, "PNG")
+    start = data.index(b"IDAT") - 4
+    (length,) = struct.unpack(">I", data[start : start + 4])
+    half = data[start + 8 : start + 8 + length // 2]
+    first = struct.pack(">I", len(half)) + b"IDAT" + half + struct.pack(">I", zlib.crc32(b"IDAT" + half))
+    return data[:start] + first + data[start : start + 4] + bytes(4) + data[start + 8 :]
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "TIFF"])
+def test_open_photo_is_load_image_before_the_square(tmp_path, form):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options = {} if form == "GIF" else {"exif": exif}
+    path = tmp_path / "photo"
+    path.write_bytes(encoded(photo(300, 200), form, **options))
+    opened = open_photo(path)
+    assert opened.mode == "RGB"
+    assert opened.size == ((300, 200) if form == "GIF" else (200, 300))
+    square = opened.resize((150, 150), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    np.testing.assert_array_equal(np.asarray(square), load_image(path, 150))
+
+
+def test_open_photo_lays_transparency_on_white_and_drafts_only_where_asked(tmp_path):
+    (tmp_path / "a").write_bytes(encoded(with_alpha(photo()), "PNG"))
+    found, wanted = (np.asarray(one) for one in (open_photo(tmp_path / "a"), on_white(with_alpha(photo()))))
+    assert difference(found, wanted).max() <= 1
+    (tmp_path / "b").write_bytes(encoded(photo(640, 480), "JPEG"))
+    assert open_photo(tmp_path / "b", draft_size=100).size == (160, 120)
+
+
+def test_open_photo_blames_the_photo_for_whatever_is_wrong_with_it(tmp_path):
+    (tmp_path / "chunk.png").write_bytes(broken_chunk(photo()))
+    with pytest.raises(ImageError, match=r"chunk\.png: the image is broken \(SyntaxError: broken PNG file"):
+        open_photo(tmp_path / "chunk.png")
+    (tmp_path / "large.png").write_bytes(encoded(photo(), "PNG"))
+    with pytest.raises(ImageError, match=r"large\.png: 48 x 32 pixels are more than max_pixels=100"):
+        open_photo(tmp_path / "large.png", max_pixels=100)
+    with pytest.raises(ValueError, match="draft_size must be a positive integer"):
+        open_photo(tmp_path / "large.png", draft_size=0)

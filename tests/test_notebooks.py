@@ -3,8 +3,10 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
@@ -133,6 +135,46 @@ def test_notebook_runs_on_a_small_budget(path: Path, tmp_path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert list(tmp_path.iterdir()) == [], "a notebook leaves no files behind"
+
+
+def test_notebook_on_margins_says_what_its_table_shows() -> None:
+    notebook = nbformat.read(FOLDER / "01_margin_on_unseen_identities.ipynb", as_version=4)
+    output = "\n".join(texts(one) for cell in notebook.cells for one in cell.get("outputs", []))
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    (worst,) = re.findall(r"^ 1\.2 .* \d+/\d+ +(0\.\d+)$", output, re.M)
+    (said,) = re.findall(r"the worst world falls to about (0\.\d+)", prose)
+    assert round(float(worst), 2) == float(said)
+
+
+def mnist_file(path: Path) -> dict[str, np.ndarray]:
+    """A file in the layout of Keras's `mnist.npz`: uint8 photos and labels, here sorted by digit."""
+    rng = np.random.default_rng(0)
+    parts = {"x_train": rng.integers(0, 256, (40, 28, 28)), "y_train": np.repeat(np.arange(10), 4)}
+    parts |= {"x_test": rng.integers(0, 256, (20, 28, 28)), "y_test": np.repeat(np.arange(10), 2)}
+    parts = {name: values.astype(np.uint8) for name, values in parts.items()}
+    np.savez(path, **parts)
+    return parts
+
+
+def test_notebook_on_digits_reads_a_file_in_the_layout_of_keras(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = mnist_file(tmp_path / "mnist.npz")
+    notebook = nbformat.read(FOLDER / "02_angular_heads_on_digits.ipynb", as_version=4)
+    (cell,) = [cell.source for cell in notebook.cells if "def load_digits" in cell.source]
+    monkeypatch.setenv("ARCFACE_KERAS_MNIST", str(tmp_path / "mnist.npz"))
+    monkeypatch.delenv("ARCFACE_KERAS_NOTEBOOK_BUDGET", raising=False)
+    monkeypatch.setattr("matplotlib.pyplot.rcParams", {})
+    found: dict[str, Any] = {}
+    exec(cell, found)
+    for there, here, rows in (("train", "train", 40), ("test", "held", 20)):
+        x, y = found[f"x_{here}"], found[f"y_{here}"]
+        assert (x.shape, x.dtype, y.dtype) == ((rows, 28, 28, 1), np.float32, np.int32)
+        assert y.tolist() != sorted(y.tolist()), "some copies are sorted by digit"
+        order = np.lexsort((x[:, 0, 0, 0], y))
+        wanted = np.lexsort((parts[f"x_{there}"][:, 0, 0], parts[f"y_{there}"]))
+        np.testing.assert_array_equal(y[order], parts[f"y_{there}"][wanted])
+        np.testing.assert_allclose(x[order, ..., 0] * 255, parts[f"x_{there}"][wanted], atol=1e-4)
 
 
 @pytest.mark.slow

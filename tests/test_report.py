@@ -1,6 +1,8 @@
 """report.html: its numbers against plain loops, its page read by a parser and opened in a browser."""
 
+import base64
 import builtins
+import io
 import json
 import re
 import shutil
@@ -24,7 +26,7 @@ from arcface_keras.embeddings import Embeddings
 from arcface_keras.evaluate import row_f1
 from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.match import match
-from arcface_keras.neighbors import find_neighbors
+from arcface_keras.neighbors import NeighborGraph, find_neighbors
 from arcface_keras.pipeline import evaluate, report
 from arcface_keras.report import picks, summaries
 from arcface_keras.report.mapping import plane, sample_rows
@@ -49,16 +51,24 @@ def noisy(labels: np.ndarray, seed: int, noise: float = 0.5) -> np.ndarray:
     return centres[labels] + noise * np.random.default_rng(seed).standard_normal((len(labels), 16))
 
 
-def make_run(folder: Path, *, labelled: bool, groups: int = 7, shots: int = 4, **options: Any) -> RunConfig:
-    """A run folder as the stages before leave it, with evil titles, one broken photo and one absent."""
+def make_run(
+    folder: Path, *, labelled: bool, groups: int = 7, shots: int = 4, evil: str = "", **options: Any
+) -> RunConfig:
+    """A run folder as the stages before leave it, with evil titles, one broken photo and one absent.
+
+    With `evil` ids, groups and the name of the folder begin with that.
+    """
     csv, images = write_catalogue(folder, range(groups), shots, prefix="test", labelled=labelled)
     lines = csv.read_text("utf-8").splitlines()
     for at, title in enumerate(EVIL, start=1):
         fields = lines[at].split(",")
         fields[3] = '"' + title.replace('"', '""') + '"'
         lines[at] = ",".join(fields)
+    for at, line in enumerate(lines[1:], start=1):
+        before, _, group = line.rpartition(",")
+        lines[at] = f"{evil}{before},{evil}{group}" if labelled else f"{evil}{line}"
     csv.write_text("\n".join(lines) + "\n", "utf-8")
-    run = RunFolder(folder / "run")
+    run = RunFolder(folder / f"{evil}run")
     config = RunConfig.from_dict(
         {"out": run.path, "test": csv, "images": images, "steps": "", "k": 20, "missing_images": "keep"}
         | options
@@ -145,6 +155,19 @@ def test_report_escapes_what_comes_from_strangers(labelled: tuple[RunConfig, Pat
     assert [attrs for _, attrs in page.elements if any(name.startswith("on") for name in attrs)] == []
 
 
+def test_report_escapes_ids_groups_and_the_name_of_the_folder(tmp_path: Path) -> None:
+    evil = "<mark>'x'"
+    config = make_run(tmp_path, labelled=True, evil=evil)
+    page = read(report(config))
+    assert page.of("mark") == []
+    assert f"{evil}test_0_0" in page.text
+    assert f"(group {evil}0)" in page.text
+    assert f"Matches of {evil}run" in page.text
+    for card in page.of("article", "card"):
+        assert set(card) == {"class", "data-text"}
+        assert evil in (card["data-text"] or "")
+
+
 def test_escaping_check_catches_a_title_that_is_not_escaped() -> None:
     assert len(Page(f"<p>{EVIL[0]}</p><script></script>").of("script")) == 2
     assert EVIL[0] not in Page(f"<p>{EVIL[0]}</p>").text
@@ -210,6 +233,71 @@ def test_report_of_a_run_without_labels_shows_what_can_be_shown(unlabelled: tupl
     assert "carry no label_group" in page.text
     assert page.of("li", "match")
     assert page.of("li", "wrong") == page.of("li", "missed") == []
+
+
+def pixels(uri: str | None) -> np.ndarray:
+    """What a data URI of a JPEG shows."""
+    kind, _, data = (uri or "").partition(",")
+    assert kind == "data:image/jpeg;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=["JPEG"]) as image:
+        return np.asarray(image.convert("RGB")).astype(float)
+
+
+@pytest.mark.parametrize("which", ["labelled", "unlabelled"])
+def test_report_shows_the_photo_of_every_listing_in_its_galleries(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    config, path = request.getfixturevalue(which)
+    page = read(path)
+    photos, absent = page.of("img"), page.of("span", "absent")
+    beside = [
+        item for item in page.of("li") if item.get("class") in ("right", "wrong", "missed", "out", "match")
+    ]
+    assert len(photos) + len(absent) == len(page.of("article", "card")) + len(beside)
+    assert len(photos) > 5 * len(absent)
+    item = (
+        r'<li class="\w+">\s*<[^>]*(?:alt|aria-label)="(?:no photo: )?([^"]*)">.*?class="small"[^>]*>([^<]*)<'
+    )
+    pairs = re.findall(item, path.read_text("utf-8"), re.S)
+    assert len(pairs) == len(beside)
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []
+    listings = read_catalogue(config.test, config.images, missing_images="keep")
+    names = [title or name for title, name in zip(listings.titles, listings.posting_ids, strict=True)]
+    for photo in photos:
+        shown = pixels(photo["src"])
+        assert shown.shape == (96, 96, 3)
+        originals = [at for at, name in enumerate(names) if name == photo["alt"] and at not in (6, 8)]
+        apart = [np.abs(shown - thumbnail(listings.paths[at])).mean() for at in originals]
+        assert min(apart) < 20, "the photo is that of a listing of this name"
+
+
+def thumbnail(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB").resize((96, 96))).astype(float)
+
+
+def test_report_shows_wrong_matches_as_wrong(tmp_path: Path) -> None:
+    config = make_run(tmp_path, labelled=True, threshold=0.0)
+    matches = NeighborGraph.load(RunFolder(Path(config.out)).neighbors)
+    groups = np.arange(28) // 4
+    assert (groups[matches.row_numbers] != groups[matches.indices]).any()
+    page = read(report(config))
+    assert len(page.of("li", "wrong")) > 3
+    assert page.text.count("wrong match,") == len(page.of("li", "wrong"))
+    assert page.of("li", "right")
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_report_of_a_run_of_titles_shows_titles_and_no_photos(tmp_path: Path, labelled: bool) -> None:
+    config = make_run(tmp_path, labelled=labelled, modality="text", images=None)
+    shutil.rmtree(tmp_path / "test_images")
+    page = read(report(config))
+    assert page.of("img") == page.of("span", "absent") == []
+    assert "photo" not in page.text
+    assert len(page.of("article", "card")) > 6
+    for title in (*EVIL, "thing 3"):
+        assert title in page.text
+    assert config.backbone not in page.text.split("Made of")[0]
 
 
 @pytest.mark.parametrize("labelled", [False, True])
@@ -421,9 +509,6 @@ def test_map_keeps_groups_together_and_samples_at_most_what_is_asked() -> None:
 
 
 def test_thumbnail_is_small_and_keeps_its_aspect(tmp_path: Path) -> None:
-    import base64
-    import io
-
     Image.fromarray(np.full((300, 600, 3), 200, np.uint8)).save(tmp_path / "a.png")
     uri = data_uri(tmp_path / "a.png")
     small = Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
@@ -515,6 +600,7 @@ frame.onload = () => {
       return page.activeElement !== one || style(one).outlineStyle === "none" || one.tabIndex < 0;
     }).map((one) => one.outerHTML.slice(0, 80)),
     all: cards(),
+    photos: [...page.querySelectorAll(".card img")].map((one) => one.naturalWidth),
   };
   type("THING 3");
   result.typed = [...page.querySelectorAll(".card")].filter(seen).map((card) => card.dataset.text);
@@ -595,6 +681,8 @@ def test_report_is_used_by_keys_on_a_phone_in_light_and_dark(
         assert found["keys"] > 10
         assert found["lost"] == [], "every control is reached by keys and shows that it is"
         assert found["all"] == found["again"] == len(every)
+        assert found["photos"] == [96] * len(read(labelled[1]).of("img"))
+        assert len(found["photos"]) > 6
         assert found["typed"] == wanted
         assert 0 < found["pressed"] < len(every)
         grounds.append(found["ground"])
@@ -602,14 +690,16 @@ def test_report_is_used_by_keys_on_a_phone_in_light_and_dark(
 
 
 @in_browser
-def test_look_catches_a_page_that_is_pale_wide_and_without_keys(
+def test_look_catches_a_page_that_is_pale_wide_and_without_keys_or_a_photo(
     labelled: tuple[RunConfig, Path], look: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     text = labelled[1].read_text("utf-8")
     spoilt = ".meta { color: #ccc } .tiles { width: 400px } :focus-visible { outline: none }"
     page = tmp_path / "spoilt.html"
+    text = text.replace("base64,/9j/", "base64,AAAA", 1)
     page.write_text(text.replace("</head>", f"<style>{spoilt}</style></head>", 1), "utf-8")
     found = look(page)
+    assert found["photos"].count(0) == 1
     assert found["width"] > 0
     assert any('class="meta"' in one for one in found["pale"])
     assert found["lost"]

@@ -23,10 +23,13 @@ logger = logging.getLogger(__name__)
 _ABSENT_ENGINES = ("faiss_flat", "ray", "ray_pruned")
 
 
-def warn_of_absent_engine(config: RunConfig) -> None:
-    """Say before any work that a kernel cannot search as the run does."""
-    if config.engine in _ABSENT_ENGINES:
-        logger.warning("the engine %s is not in Kaggle's image; the kernel will stop there", config.engine)
+def warn_of_absent_engine(config: RunConfig) -> list[str]:
+    """Say before any work that a kernel cannot search as the run does; returns what was said, if anything."""
+    if config.engine not in _ABSENT_ENGINES:
+        return []
+    fault = f"the engine {config.engine} is not in Kaggle's image; the kernel will stop there"
+    logger.warning("%s", fault)
+    return [fault]
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,35 @@ class Bundle:
 
     @property
     def commands(self) -> str:
-        """What to type next, one command a line; the client is Kaggle's own (`pip install kaggle six`)."""
-        owner, name = self.names.owner, self.names.name
+        """What to type next, one command a line; the client is Kaggle's own (`pip install kaggle six`).
+
+        For version 1 of the model all is made; for a later one all is there and gets another version.
+        """
+        names, folder = self.names, self.path
+        if names.version == 1:
+            uploads = [
+                f"kaggle datasets create -p {folder}/dataset",
+                f"kaggle models create -p {folder}/model",
+                f"kaggle models variations create -p {folder}/model",
+            ]
+        else:
+            variation, number = names.model.rsplit("/", 1)
+            versions = "kaggle models variations versions create"
+            uploads = [
+                f"kaggle datasets version -p {folder}/dataset -m v{number}",
+                f"{versions} {variation} -p {folder}/model -n v{number}",
+            ]
+        kernel = f"{names.owner}/{names.name}-infer"
+        pushed = "1" if names.version == 1 else "VERSION"
         return "\n".join(
             [
-                f"kaggle datasets create -p {self.path}/dataset",
-                f"kaggle models create -p {self.path}/model",
-                f"kaggle models variations create -p {self.path}/model",
-                f"kaggle kernels push -p {self.path}/infer_kernel",
-                f"kaggle kernels push -p {self.path}/train_kernel   # only to train there",
-                f"kaggle competitions submit {self.names.competition} -k {owner}/{name}-infer -v 1 "
-                f"-f submission.csv -m {name}",
+                *uploads,
+                f"kaggle datasets status {names.dataset}   # ready? the model takes some minutes as well",
+                f"kaggle kernels push -p {folder}/infer_kernel   # prints the version for -v below",
+                f"kaggle kernels push -p {folder}/train_kernel   # only to train there",
+                f"kaggle kernels status {kernel}   # complete?",
+                f"kaggle competitions submit {names.competition} -k {kernel} -v {pushed} "
+                f"-f submission.csv -m {names.name}",
             ]
         )
 

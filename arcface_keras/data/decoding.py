@@ -1,8 +1,11 @@
 """One photo to one square of pixels: the only way an image enters, in training and inference alike."""
 
+import contextlib
 import importlib
+import math
 import os
 import stat
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -65,15 +68,45 @@ def load_image(path: str | os.PathLike[str], image_size: int, *, max_pixels: int
         ImportError: Pillow is missing; a photo is not to blame for that.
     """
     check_count("image_size", image_size)
+    photo = open_photo(path, draft_size=math.ceil(_DRAFT_GAP * image_size), max_pixels=max_pixels)
+    with _blaming(path):
+        return _square(photo, image_size)
+
+
+def open_photo(
+    path: str | os.PathLike[str], *, draft_size: int | None = None, max_pixels: int = MAX_PIXELS
+) -> Any:
+    """Open one photo as `load_image` does, before it is made a square: upright, 8-bit RGB, wholly decoded.
+
+    Args:
+        path: the file, or its URL.
+        draft_size: decode a JPEG at 1/2, 1/4 or 1/8 where no side falls below this; None at its own size.
+        max_pixels: largest width x height accepted, compared with the file's header before decoding.
+
+    Returns:
+        A Pillow image of mode RGB.
+
+    Raises:
+        ImageError, RemoteError, ImportError: as `load_image`.
+        ValueError: `draft_size` or `max_pixels` is no positive integer.
+    """
     check_count("max_pixels", max_pixels)
+    if draft_size is not None:
+        check_count("draft_size", draft_size)
     _require_pillow()
-    try:
-        with _open_regular(path) as file:
-            image = _open_image(file, path, max_pixels)
-            draft_size = int(np.ceil(_DRAFT_GAP * image_size))
+    with _blaming(path), _open_regular(path) as file:
+        image = _open_image(file, path, max_pixels)
+        if draft_size is not None:
             image.draft("RGB", (draft_size, draft_size))
-            image.load()
-            return _square(_upright(_flatten(image), _orientation(image)), image_size)
+        image.load()
+        return _upright(_flatten(image), _orientation(image))
+
+
+@contextlib.contextmanager
+def _blaming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever goes wrong with the photo itself becomes an ImageError."""
+    try:
+        yield
     except (ImageError, RemoteError):
         raise
     except OSError as error:

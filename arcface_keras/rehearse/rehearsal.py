@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from arcface_keras._checks import check_count
 from arcface_keras._files import read_json, write_json
 from arcface_keras.bundle.folders import warn_of_absent_engine
@@ -21,6 +23,7 @@ from arcface_keras.run_folder import RunFolder, require_photos, required_path
 __all__ = ["Rehearsal", "rehearse"]
 
 SMALL = (0, 1, 3)
+MOST_REPEATS = 20
 _OPTIONS = [
     "batch_size",
     "flip_average",
@@ -86,17 +89,17 @@ def rehearse(
 ) -> Rehearsal:
     """Run the scored path (`arcface_keras.kernel.predict`, in a process of its own) before it counts.
 
-    Catalogues of 0, 1, 3 and `rows` listings are fabricated from the run's test listings (its training
-    listings where it has none), see `fabricate_catalogue`; every submission is looked over
-    (`submission_faults`), and the seconds are held against the limit. Writes `rehearsal.json` into the run
-    folder.
+    Catalogues of 0, 1, 3 and `rows` listings are fabricated from the run's test or training listings,
+    whichever are more (a public test file has 3), see `fabricate_catalogue`; every submission is looked over
+    (`submission_faults`), and the seconds are held against the limit. An engine that Kaggle's image lacks is
+    a problem. Writes `rehearsal.json` into the run folder.
 
     Args:
         config: of a run whose stage `train` is done, with the catalogue that photos are drawn from.
         rows: listings of the scored run.
         sample_rows: embed only so many; the seconds of `embed` are then carried on to `rows` in proportion,
             `match` and `submit` are still run in full, on embeddings that are repeated with noise.
-        distinct: photos that are encoded anew.
+        distinct: photos that are encoded anew; further ones are shown as they are.
         limit: what the scored run may take, such as "2h".
         progress: show bars when standard error is a terminal.
 
@@ -112,12 +115,12 @@ def rehearse(
     require_photos(config, "rehearse")
     run = RunFolder(Path(config.out))
     run.require(run.embedder, "train")
-    warn_of_absent_engine(config)
-    listings = _real_listings(config)
+    listings, embedded = _real_listings(config), sample_rows or rows
     changes = {name: getattr(config, name) for name in _OPTIONS}
-    trials, problems, notes = [], [], [_links_note(distinct, rows)]
+    trials, problems = [], warn_of_absent_engine(config)
+    notes = [_source_note(listings, embedded, rows), _links_note(listings, distinct, embedded)]
     with tempfile.TemporaryDirectory(prefix="arcface-keras-rehearsal-") as folder:
-        for number in (*SMALL, sample_rows or rows):
+        for number in (*SMALL, embedded):
             place = Path(folder) / str(number)
             csv, images = fabricate_catalogue(
                 listings, number, place, distinct=distinct, workers=config.workers, progress=progress
@@ -152,21 +155,55 @@ def _unread(work: Path, rows: int) -> list[str]:
     return [f"no photo could be read, the first because {next(iter(reasons.values()))}"]
 
 
-def _links_note(distinct: int, rows: int) -> str:
-    if distinct >= rows:
-        return "Seconds are this machine's; every photo is a file of its own."
+def _source_note(listings: Catalogue, embedded: int, rows: int) -> str:
+    note = f"The rows were made from {len(listings)} listings of {listings.csv_path}."
+    repeats = rows / max(min(len(listings), embedded), 1)
+    if repeats <= MOST_REPEATS:
+        return note
     return (
-        f"Seconds are this machine's. {distinct} photos were encoded anew, the others are links to them: "
-        "reading from a cold disk takes longer, and equal photos make more matches than real listings do."
+        f"{note} Each stands for {repeats:.0f} rows: groups are larger than real ones, and what looks at "
+        "titles or hashes takes longer than it will."
     )
 
 
+def _links_note(listings: Catalogue, distinct: int, embedded: int) -> str:
+    note = "Seconds are this machine's"
+    if distinct >= embedded:
+        return f"{note}; every photo that was embedded was encoded anew."
+    note = f"{note}. {distinct} photos were encoded anew"
+    as_they_are, links = min(len(listings), embedded) - distinct, embedded - max(len(listings), distinct)
+    if as_they_are > 0:
+        note = f"{note}, {as_they_are} are real ones as they are"
+    if links > 0:
+        note = (
+            f"{note}, the other {links} are links to these: reading from a cold disk takes longer, and equal "
+            "photos make more matches than real listings do"
+        )
+    return f"{note}."
+
+
 def _real_listings(config: RunConfig) -> Catalogue:
-    if config.test:
-        csv, images = config.test, config.test_images or required_path(config, "images")
-    else:
-        csv, images = required_path(config, "train"), required_path(config, "images")
-    return read_catalogue(csv, images, missing_images="keep")
+    """The test listings, or the training ones where those are more; only such whose photo is there.
+
+    Raises:
+        ValueError, OSError, ImportError: neither catalogue can be read.
+    """
+    found: list[Catalogue] = []
+    failures: list[Exception] = []
+    for name, images in (("test", config.test_images or config.images), ("train", config.images)):
+        if name == "test" and not config.test:
+            continue
+        try:
+            listings = read_catalogue(
+                required_path(config, name), images or required_path(config, "images"), missing_images="keep"
+            )
+        except (ValueError, OSError, ImportError) as error:
+            failures.append(error)
+            continue
+        found.append(listings.take(np.array([Path(path).is_file() for path in listings.paths], dtype=bool)))
+    if not found:
+        raise failures[0]
+    return max(found, key=len)
 
 
 def _task(

@@ -113,6 +113,8 @@ def _cards(data: RunData, kind: str, rows: np.ndarray, f1: np.ndarray | None) ->
 
 
 def _photos(data: RunData, galleries: Sequence[Gallery]) -> list[Path]:
+    if data.paths is None:
+        return []
     cards = [card for gallery in galleries for card in gallery.cards]
     return [data.paths[at] for card in cards for at in (card.at, *(one.at for one in card.shown))]
 

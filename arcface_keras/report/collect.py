@@ -8,10 +8,11 @@ import numpy as np
 
 from arcface_keras._files import read_json
 from arcface_keras.config import RunConfig
-from arcface_keras.data.catalogue import encode_labels, read_catalogue
+from arcface_keras.data.catalogue import encode_labels
 from arcface_keras.embeddings import Embeddings
+from arcface_keras.evaluate_run import listings_to_match
 from arcface_keras.neighbors import NeighborGraph
-from arcface_keras.run_folder import RunFolder, required_path
+from arcface_keras.run_folder import RunFolder
 from arcface_keras.run_graphs import has_graph, load_graph
 
 __all__ = ["RunData", "collect"]
@@ -24,10 +25,11 @@ class RunData:
     Attributes:
         config: of the run.
         run: its folder.
-        ids, titles, paths: n names, titles ("" where there is none) and image files.
+        ids, titles: n names and titles ("" where there is none).
+        paths: n image files, None in a run of titles.
         groups: n texts of the true groups, None without labels.
         labels: int64 (n,), the groups numbered, None without labels.
-        embeddings: n rows, zero where a photo could not be read.
+        embeddings: n rows, zero where a photo could not be read or a title says nothing.
         matches: what the submission holds.
         ranking: the candidates before the threshold, None where the folder does not keep them.
         metrics: of `metrics.json`.
@@ -38,7 +40,7 @@ class RunData:
     run: RunFolder
     ids: tuple[str, ...]
     titles: tuple[str, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...] | None
     groups: tuple[str, ...] | None
     labels: np.ndarray | None
     embeddings: Embeddings
@@ -65,11 +67,7 @@ def collect(config: RunConfig) -> RunData:
     run = RunFolder(Path(config.out))
     matches = load_graph(run, run.neighbors)
     embeddings = Embeddings.load(run.require(run.embeddings, "embed"))
-    listings = read_catalogue(
-        required_path(config, "test"),
-        config.test_images or required_path(config, "images"),
-        missing_images="keep",
-    )
+    listings = listings_to_match(config.replace(missing_images="keep"))
     ids = tuple(str(name) for name in listings.posting_ids)
     if ids != embeddings.ids or len(ids) != matches.n_rows:
         raise ValueError(
@@ -87,7 +85,7 @@ def collect(config: RunConfig) -> RunData:
         run=run,
         ids=ids,
         titles=tuple(str(title) for title in listings.titles),
-        paths=tuple(listings.paths),
+        paths=tuple(listings.paths) if config.modality == "image" else None,
         groups=groups,
         labels=None if groups is None else encode_labels(groups)[0],
         embeddings=embeddings,

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from arcface_keras._cores import available_cores
-from arcface_keras.data import decoding
-from arcface_keras.data.decoding import MAX_PIXELS, ImageError
+from arcface_keras.data.decoding import ImageError, open_photo
+from arcface_keras.data.remote import RemoteError
 
 __all__ = ["data_uri", "data_uris"]
 
@@ -23,20 +23,14 @@ def data_uri(path: str | os.PathLike[str], side: int = SIDE) -> str:
     from PIL import Image
 
     try:
-        with decoding._open_regular(path) as file:
-            image = decoding._open_image(file, path, MAX_PIXELS)
-            image.draft("RGB", (2 * side, 2 * side))
-            image.load()
-            image = decoding._upright(decoding._flatten(image), decoding._orientation(image))
-        scale = side / max(image.size)
-        size = tuple(max(1, math.floor(length * scale)) for length in image.size)
-        small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
-        buffer = io.BytesIO()
-        small.save(buffer, "JPEG", quality=_QUALITY, optimize=True)
-    except (ImageError, OSError):
+        image = open_photo(path, draft_size=2 * side)
+    except (ImageError, RemoteError):
         return ""
-    except Exception:  # decoders meet strangers' bytes and raise whatever they stumble over
-        return ""
+    scale = side / max(image.size)
+    size = tuple(max(1, math.floor(length * scale)) for length in image.size)
+    small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=_QUALITY, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
