@@ -12,7 +12,7 @@ from ray_nodes import folder_in_memory
 
 from arcface_keras.cluster import ray_session
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.neighbors import ENGINES, NeighborGraph, auto, find_neighbors
+from arcface_keras.neighbors import ENGINES, NeighborGraph, auto, find_neighbors, pruned
 
 BOUNDS = [(None, 0.5), (5, None), (4, 0.5), (1, None), (1000, None), (None, -1.0), (50, 0.0), (None, 1.0)]
 
@@ -182,6 +182,22 @@ def test_auto_estimates_by_rows_columns_and_cores() -> None:
     assert auto.estimate_seconds(70_000, None, 512, cores=8) == pytest.approx(once / 4)
     assert auto.estimate_seconds(500_000, None, 512, 2) < auto.LONGEST_SECONDS
     assert auto.estimate_seconds(600_000, None, 512, 2) > auto.LONGEST_SECONDS
+
+
+def test_auto_takes_exact_where_the_lists_to_visit_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = clustered_rows(4000, 8, seed=12)
+    whole = pruned.search
+    monkeypatch.setattr(auto, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(
+        auto.pruned, "search", lambda *a, **options: whole(*a, **{**options, "lists": 400, "reach": 2.0})
+    )
+    graph = find_neighbors(rows, k=2, engine="auto", memory_mb=40)
+    assert "takes exact after all" in caplog.text
+    assert "memory_mb must be about" in caplog.text
+    assert graph.recall == 1
+    assert graph.indices.tobytes() == find_neighbors(rows, k=2).indices.tobytes()
 
 
 @pytest.mark.parametrize(("longest", "name"), [(600.0, "exact"), (0.0, "pruned")])

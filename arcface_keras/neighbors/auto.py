@@ -1,6 +1,7 @@
 """The engine `auto`: exact where that is a matter of minutes, else pruned; it says which and why."""
 
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -28,12 +29,15 @@ def search(
     progress: bool = False,
     target_recall: float = 0.99,
 ) -> NeighborGraph:
-    """Neighbours by the engine that fits; arguments are those of `find_neighbors`, already checked."""
+    """Neighbours by the engine that fits; arguments are those of `find_neighbors`, already checked.
+
+    Where rows have to visit more lists than fit into the memory, as the best k of rows that are like nothing
+    may, the exact engine does the work all the same, which takes longer.
+    """
     m, d = queries.shape
     cores = threads or available_cores()
     seconds = estimate_seconds(m, None if gallery is None else len(gallery), d, cores)
     name = _fitting(seconds)
-    engine = exact.search if name == "exact" else pruned.search
     logger.info(
         "engine auto takes %s: all products of %d x %d rows take about %.0f s on %d cores (limit %.0f s)",
         name,
@@ -43,16 +47,20 @@ def search(
         cores,
         LONGEST_SECONDS,
     )
-    return engine(
-        queries,
-        gallery,
-        k=k,
-        threshold=threshold,
-        memory_mb=memory_mb,
-        threads=threads,
-        progress=progress,
-        target_recall=target_recall,
-    )
+    options: dict[str, Any] = {
+        "k": k,
+        "threshold": threshold,
+        "memory_mb": memory_mb,
+        "threads": threads,
+        "progress": progress,
+        "target_recall": target_recall,
+    }
+    if name == "pruned":
+        try:
+            return pruned.search(queries, gallery, **options)
+        except pruned.VisitsError as error:
+            logger.warning("engine auto takes exact after all, about %.0f s: %s", seconds, error)
+    return exact.search(queries, gallery, **options)
 
 
 def engine_taken(engine: str, n: int, d: int) -> str:

@@ -29,6 +29,10 @@ _HANDLING = 30_000
 logger = logging.getLogger(__name__)
 
 
+class VisitsError(ValueError):
+    """The lists that each row has to visit do not fit into the memory."""
+
+
 def search(
     queries: np.ndarray,
     gallery: np.ndarray | None,
@@ -53,7 +57,8 @@ def search(
     with a fixed reach no recall is aimed at.
 
     Raises:
-        ValueError: the lists that each row visits, or the neighbours, do not fit in `memory_mb`.
+        VisitsError: the lists that each row visits do not fit in `memory_mb`.
+        ValueError: the neighbours do not.
     """
     threads = threads or available_cores()
     columns = queries if gallery is None else gallery
@@ -148,7 +153,7 @@ def _compare(
     needed = visits * m * BYTES_PER_VISIT / 2**20 / _VISITS_SHARE
     if needed > task.memory_mb:
         enough = int(1.1 * needed) + 1
-        raise ValueError(
+        raise VisitsError(
             f"memory_mb must be about {enough} for {m} rows that visit {visits:.0f} lists each "
             f"(or target_recall lower). Received: memory_mb={task.memory_mb}."
         )
