@@ -94,12 +94,18 @@ def open_photo(
     if draft_size is not None:
         check_count("draft_size", draft_size)
     _require_pillow()
-    with _blaming(path), _open_regular(path) as file:
-        image = _open_image(file, path, max_pixels)
+    with opened_image(path, max_pixels) as image:
         if draft_size is not None:
             image.draft("RGB", (draft_size, draft_size))
         image.load()
         return _upright(_flatten(image), _orientation(image))
+
+
+@contextlib.contextmanager
+def opened_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
+    """The Pillow image as the file has it, not yet decoded; what fails within is an error of `open_photo`."""
+    with _blaming(path), _open_regular(path) as file:
+        yield _open_image(file, path, max_pixels)
 
 
 @contextlib.contextmanager

@@ -4,17 +4,14 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
-from arcface_keras.data import decoding
 from arcface_keras.data.catalogue import Catalogue
-from arcface_keras.data.decoding import MAX_PIXELS, ImageError
-from arcface_keras.data.remote import RemoteError
+from arcface_keras.data.decoding import MAX_PIXELS, ImageError, opened_image
 
 
 def perceptual_hash(
@@ -123,13 +120,5 @@ def _hash_or_reason(path: str) -> tuple[str, str]:
 def _grey_square(path: str | os.PathLike[str], side: int, max_pixels: int) -> np.ndarray:
     from PIL.Image import Resampling
 
-    try:
-        with decoding._open_regular(path) as file:
-            image: Any = decoding._open_image(file, path, max_pixels)
-            return np.asarray(image.convert("L").resize((side, side), Resampling.LANCZOS))
-    except (ImageError, RemoteError):
-        raise
-    except OSError as error:
-        raise ImageError(path, f"the image cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # decoders meet strangers' bytes and raise whatever they stumble over
-        raise ImageError(path, f"the image is broken ({type(error).__name__}: {error})") from error
+    with opened_image(path, max_pixels) as image:
+        return np.asarray(image.convert("L").resize((side, side), Resampling.LANCZOS))
