@@ -7,7 +7,7 @@ import platform
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
+from arcface_keras._exchange import exchanging_in
 from arcface_keras._native_log import native_stderr_to_null
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras._version import __version__
 
 INSTALL = "Work on Ray needs the package ray: pip install 'arcface-keras[ray]'"
@@ -88,18 +90,18 @@ def ray_session(address: str | None = None, *, cpus: int | None = None) -> Itera
         ray.shutdown()
 
 
-def is_on_ray(engine: str) -> bool:
-    """Whether an engine works on a cluster."""
-    return engine.startswith("ray")
-
-
 @contextmanager
-def session_of(engine: str, address: str | None = None) -> Iterator[None]:
-    """A session of Ray for an engine that needs one, shared by its searches; see `ray_session`."""
-    if not is_on_ray(engine):
-        yield
-        return
-    with ray_session(address):
+def session_of(engine: str, address: str | None = None, folder: Path | None = None) -> Iterator[None]:
+    """A session of Ray for an engine that needs one, shared by its searches; see `ray_session`.
+
+    Searches exchange their files in `folder`, which all nodes see and no other process works in; without it
+    among the temporary files.
+    """
+    with ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(exchanging_in(folder))
+        if is_on_ray(engine):
+            stack.enter_context(ray_session(address))
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from arcface_keras.cluster import is_on_ray
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.images import REMOTE_READERS

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arcface_keras.cluster import is_on_ray, ray_session, session_of
+from arcface_keras._on_ray import is_on_ray
+from arcface_keras.cluster import ray_session, session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.embed_shards import Write
 from arcface_keras.shard_actor import KEPT, Job, Recipe, ShardActor, entries_of

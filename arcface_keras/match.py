@@ -151,7 +151,7 @@ def match(config: RunConfig, *, progress: bool = False) -> Matches[Any]:
         ImportError, ConnectionError: Ray is needed, and not there, or no cluster answers.
     """
     run = RunFolder(Path(config.out))
-    with run.exclusive(), session_of(config.engine, config.address):
+    with run.exclusive(), session_of(config.engine, config.address, run.path):
         return _match(config, run, progress)
 
 

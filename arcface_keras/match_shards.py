@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from arcface_keras._checks import check_number
-from arcface_keras.cluster import is_on_ray
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras.matching_plan import Matches, MatchingPlan
 from arcface_keras.neighbors.graph_shards import GraphShards, GraphShardWriter
 from arcface_keras.neighbors.shard_expansion import expand_shards

@@ -88,7 +88,7 @@ def submit(config: RunConfig, *, progress: bool = False) -> Path:
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     if ranking_format(config) is not None:
-        with session_of(config.engine, config.address):
+        with run.exclusive(), session_of(config.engine, config.address, run.path):
             return _submit_ranking(config, run, started, progress)
     graph = open_graph(run, run.neighbors)
     write_submission(run.submission, open_shards(run.require(run.embeddings, "embed")).ids, graph)
@@ -160,7 +160,8 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Returns:
         The scores, or [] without labels.
     """
-    with RunFolder(Path(config.out)).exclusive(), session_of(config.engine, config.address):
+    folder = RunFolder(Path(config.out))
+    with folder.exclusive(), session_of(config.engine, config.address, folder.path):
         return _run(config, progress)
 
 

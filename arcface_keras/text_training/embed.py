@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from arcface_keras.cluster import is_on_ray
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.embed_ray import session_if_on_ray, write_on_ray
