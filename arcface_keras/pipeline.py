@@ -10,6 +10,7 @@ from arcface_keras._files import read_json
 from arcface_keras.ablation import ablation_table
 from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
+from arcface_keras.data.catalogue import read_catalogue
 from arcface_keras.data.sample import sample_folder
 from arcface_keras.evaluate import format_table
 from arcface_keras.evaluate_run import Score, evaluate, listings_to_match
@@ -63,6 +64,11 @@ def embed(config: RunConfig, *, embeddings_from: str | None = None, progress: bo
     source = gallery_source(config)
     if embeddings_from is not None:
         return embeddings_from_parquet(config, embeddings_from)
+    if source is not None:
+        # A bad gallery must not be found out after the listings were embedded.
+        read_catalogue(
+            source.csv, source.images, labelled=source.labelled or None, missing_images=config.missing_images
+        )
     if config.modality == "text":
         from arcface_keras.text_training.embed import embed_title_gallery, embed_titles_of
 
