@@ -94,6 +94,7 @@ def write_on_ray(
             job = Job(
                 recipe=recipe,
                 folders=tuple(os.path.abspath(writer.folder) for writer in writers),
+                plans=tuple(writer.digest for writer in writers),
                 dtype=config.embed_dtype,
                 source=dict(source),
                 keras_backend=keras.backend.backend(),
