@@ -31,13 +31,14 @@ _OPENED: list[Any] = []
 
 _ADDRESS = re.compile(r"auto|local|(ray://)?(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere, no
-# warnings about Ray's own use of itself on the terminal.
+# What processes of Ray read when they start: no nice level of their own, nothing sent anywhere, no warnings
+# about Ray's own use of itself on the terminal, an end to trying what was ended for want of memory.
 _START_VARIABLES = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_task_oom_retries": "5",
 }
 # HTTP/2's opening words and an empty frame of settings (RFC 9113, 3.4); all that Ray listens with answers.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
