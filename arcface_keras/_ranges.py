@@ -1,7 +1,9 @@
-"""What numbers a configuration may hold."""
+"""What numbers a configuration may hold, and which values only together."""
 
 import math
 from typing import Any
+
+from arcface_keras._on_ray import check_address
 
 RANGES: tuple[tuple[str, float, float], ...] = (
     ("image_size", 32, 4096),
@@ -50,8 +52,9 @@ RANGES: tuple[tuple[str, float, float], ...] = (
 
 
 def check_ranges(config: Any) -> None:
-    """Raise ValueError for the first number of a configuration that is out of its range."""
+    """Raise ValueError for the first value of a configuration that is out of its range or place."""
     for name, low, high in RANGES:
         value = getattr(config, name)
         if value is not None and not (low <= value <= high):
             raise ValueError(f"{name} must lie in {low:g}..{high:g}. Received: {name}={value!r}.")
+    check_address(config.address, config.engine)

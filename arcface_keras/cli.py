@@ -12,6 +12,7 @@ from typing import Any
 
 from arcface_keras._fields import choices_of, type_of
 from arcface_keras._native_log import load_tensorflow_quietly
+from arcface_keras._on_ray import without_idle_address
 from arcface_keras._version import __version__
 from arcface_keras.config import RunConfig
 
@@ -44,7 +45,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "match": ("match the embedded listings", ("out", *_MATCHING)),
     "evaluate": (
         "score the matches of labelled listings beside the floors",
-        ("out", *_LISTINGS, "ablate", "memory_mb"),
+        ("out", *_LISTINGS, "ablate", "engine", "address", "target_recall", "memory_mb"),
     ),
     "submit": (
         "write submission.csv: the matches, or ranked lists by --format",
@@ -210,7 +211,8 @@ def _resumed(given: dict[str, Any]) -> RunConfig:
 
     out = Path(given.get("out", RunConfig().out))
     if (out / "checkpoint" / "training.json").exists():
-        remembered = RunConfig.from_dict(read_json(out / "checkpoint" / "training.json")["config"])
+        stored = read_json(out / "checkpoint" / "training.json")["config"]
+        remembered = RunConfig.from_dict(without_idle_address(stored))
     elif (out / "run.json").exists():
         remembered = RunConfig.load(out / "run.json")
     else:

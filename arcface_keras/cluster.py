@@ -7,7 +7,7 @@ import platform
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import numpy as np
 
 from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
+from arcface_keras._exchange import exchanging_in
 from arcface_keras._native_log import native_stderr_to_null
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras._version import __version__
 
 INSTALL = "Work on Ray needs the package ray: pip install 'arcface-keras[ray]'"
@@ -29,13 +31,14 @@ _OPENED: list[Any] = []
 
 _ADDRESS = re.compile(r"auto|local|(ray://)?(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What the processes of a cluster read when they start: no nice level of their own, nothing sent anywhere, no
-# warnings about Ray's own use of itself on the terminal.
+# What processes of Ray read when they start: no nice level of their own, nothing sent anywhere, no warnings
+# about Ray's own use of itself on the terminal, an end to trying what was ended for want of memory.
 _START_VARIABLES = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_task_oom_retries": "5",
 }
 # HTTP/2's opening words and an empty frame of settings (RFC 9113, 3.4); all that Ray listens with answers.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -88,18 +91,18 @@ def ray_session(address: str | None = None, *, cpus: int | None = None) -> Itera
         ray.shutdown()
 
 
-def is_on_ray(engine: str) -> bool:
-    """Whether an engine works on a cluster."""
-    return engine.startswith("ray")
-
-
 @contextmanager
-def session_of(engine: str, address: str | None = None) -> Iterator[None]:
-    """A session of Ray for an engine that needs one, shared by its searches; see `ray_session`."""
-    if not is_on_ray(engine):
-        yield
-        return
-    with ray_session(address):
+def session_of(engine: str, address: str | None = None, folder: Path | None = None) -> Iterator[None]:
+    """A session of Ray for an engine that needs one, shared by its searches; see `ray_session`.
+
+    Searches exchange their files in `folder`, which all nodes see and no other process works in; without it
+    among the temporary files.
+    """
+    with ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(exchanging_in(folder))
+        if is_on_ray(engine):
+            stack.enter_context(ray_session(address))
         yield
 
 

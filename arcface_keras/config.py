@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from arcface_keras._fields import checked, choices_of, option
 from arcface_keras._files import read_json
+from arcface_keras._on_ray import without_idle_address
 from arcface_keras._ranges import check_ranges
 from arcface_keras.recipes import recipe_values
 
@@ -230,8 +231,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.recipe is not None:
             given = self.__dict__["_given"]
-            batch_size = self.batch_size
-            for name, value in recipe_values(self.recipe, batch_size).items():
+            for name, value in recipe_values(self.recipe, self.batch_size).items():
                 if name not in given:
                     object.__setattr__(self, name, value)
         if self.freeze_backbone and self.epochs:
@@ -277,11 +277,11 @@ class RunConfig:
         return default if self.ramp_epochs is None else self.ramp_epochs
 
     def replace(self, **changes: Any) -> "RunConfig":
-        """Return a copy with some values changed; an unknown name is an error, a recipe brings its values."""
-        recipe = changes.get("recipe")
-        batch_size = changes.get("batch_size", self.batch_size)
-        values = {} if recipe is None else recipe_values(recipe, batch_size)
-        return RunConfig.from_dict(dataclasses.asdict(self) | values | changes)
+        """Return a copy with changes; a recipe brings its values, an engine that is not on Ray no address."""
+        kept = dataclasses.asdict(self) | {"engine": changes.get("engine", self.engine)}
+        if (recipe := changes.get("recipe")) is not None:
+            kept |= recipe_values(recipe, changes.get("batch_size", self.batch_size))
+        return RunConfig.from_dict(without_idle_address(kept) | changes)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
@@ -307,4 +307,4 @@ class RunConfig:
         content = read_json(run_json)
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise ValueError(f"run.json must hold an object 'config'. Received: {run_json}.")
-        return cls.from_dict(content["config"])
+        return cls.from_dict(without_idle_address(content["config"]))

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from arcface_keras.cluster import is_on_ray
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.data.images import REMOTE_READERS
@@ -28,6 +28,7 @@ from arcface_keras.embed_shards import (
 from arcface_keras.embed_source import embed_source
 from arcface_keras.gallery import LABELS
 from arcface_keras.inference import PhotoRecipe, output_widths
+from arcface_keras.inference.engines import find_engine
 from arcface_keras.models import load_model
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 from arcface_keras.train import log_unreadable, new_embedder
@@ -72,8 +73,8 @@ def embed(config: RunConfig, *, progress: bool = False) -> RunFolder:
 
 def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
     started = time.perf_counter()
+    find_engine(config.embed_engine)
     embedder = load_model(run.require(run.embedder, "train"))
-    begin_stage(run, "embed")
     listings = read_catalogue(
         required_path(config, "test"),
         config.test_images or required_path(config, "images"),
@@ -82,18 +83,14 @@ def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
     if config.compute_phash:
         listings = with_hashes(listings, workers=config.workers, progress=progress)
     logger.info("embed: %d listings", len(listings))
-    both = [run.embeddings, run.embeddings_untrained]
+    networks = _networks(config, run, embedder, labelled=listings.label_groups is not None)
+    # All that can go wrong without a photo has been done: from here on files change.
+    begin_stage(run, "embed")
+    bad: dict[int, str] = {}
+    for model, folders in networks:
+        bad |= _embed(config, model, listings, folders, progress)
     if listings.label_groups is None:
-        bad = _embed(config, embedder, listings, both[:1], progress)
         shutil.rmtree(run.embeddings_untrained, ignore_errors=True)
-    elif config.epochs == 0:
-        bad = _embed(config, _with_pooled_features(embedder), listings, both, progress)
-    else:
-        bad = _embed(config, embedder, listings, both[:1], progress)
-        # Random weights (weights="none") must be the same ones when a killed stage goes on.
-        keras.utils.set_random_seed(config.seed)
-        untrained = new_embedder(config.replace(embedding_size=0))
-        bad |= _embed(config, untrained, listings, both[1:], progress)
     write_listings(run, listings)
     bad = dict(sorted(bad.items()))
     log_unreadable("matched to itself only", listings, bad)
@@ -117,11 +114,12 @@ def embed_gallery(
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     with run.exclusive(), session_if_on_ray(config):
+        find_engine(config.embed_engine)
         embedder = load_model(run.require(run.embedder, "train"))
-        begin_stage(run, "embed_gallery")
         listings = read_catalogue(
             csv, images, labelled=labelled or None, missing_images=config.missing_images
         )
+        begin_stage(run, "embed_gallery")
         logger.info("embed: %d listings of the gallery", len(listings))
         # The labels come last, as in `Gallery.save`: without them the gallery does not load.
         (run.gallery / LABELS).unlink(missing_ok=True)
@@ -131,6 +129,20 @@ def embed_gallery(
         facts = {"csv": str(listings.csv_path.resolve())} | stage_facts(listings, bad)
         record_stage(run, config, "embed_gallery", facts, time.perf_counter() - started)
     return run
+
+
+def _networks(
+    config: RunConfig, run: RunFolder, embedder: keras.Model, *, labelled: bool
+) -> list[tuple[keras.Model, list[Path]]]:
+    """The networks to run, each with a folder for every output: the embedder, and a floor to score."""
+    both = [run.embeddings, run.embeddings_untrained]
+    if not labelled:
+        return [(embedder, both[:1])]
+    if config.epochs == 0:
+        return [(_with_pooled_features(embedder), both)]
+    # Random weights (weights="none") must be the same ones when a killed stage goes on.
+    keras.utils.set_random_seed(config.seed)
+    return [(embedder, both[:1]), (new_embedder(config.replace(embedding_size=0)), both[1:])]
 
 
 def _with_pooled_features(embedder: keras.Model) -> keras.Model:

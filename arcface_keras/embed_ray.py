@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arcface_keras.cluster import is_on_ray, ray_session, session_of
+from arcface_keras._on_ray import is_on_ray
+from arcface_keras.cluster import INSTALL, ray_session, session_of
 from arcface_keras.config import RunConfig
 from arcface_keras.embed_shards import Write
 from arcface_keras.shard_actor import KEPT, Job, Recipe, ShardActor, entries_of
@@ -32,13 +33,23 @@ def session_if_on_ray(config: RunConfig) -> Iterator[None]:
     """A session on the configured cluster for a whole stage, where its engine works on Ray.
 
     Raises:
-        ImportError: Ray is not installed.
+        ImportError: Ray is not installed, or not with what its data sets need.
         ConnectionError, ValueError: see `arcface_keras.cluster.ray_session`.
     """
     with session_of(config.engine, config.address):
         if is_on_ray(config.engine):
+            _check_extra()
             _share_gpus()
         yield
+
+
+def _check_extra() -> None:
+    """Ray may be there without what it embeds by: say so before a stage has changed anything."""
+    try:
+        for name in ("pyarrow", "ray.data"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{INSTALL}. Received: {error}") from error
 
 
 def _share_gpus() -> None:
@@ -83,6 +94,7 @@ def write_on_ray(
             job = Job(
                 recipe=recipe,
                 folders=tuple(os.path.abspath(writer.folder) for writer in writers),
+                plans=tuple(writer.digest for writer in writers),
                 dtype=config.embed_dtype,
                 source=dict(source),
                 keras_backend=keras.backend.backend(),

@@ -43,13 +43,13 @@ def evaluate(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Raises:
         ValueError: the listings have no label_group, or a stage before this one has not run.
     """
-    with session_of(config.engine, config.address):
-        return _evaluate(config)
-
-
-def _evaluate(config: RunConfig) -> list[Score]:
-    started = time.perf_counter()
     run = RunFolder(Path(config.out))
+    with run.exclusive(), session_of(config.engine, config.address, run.path):
+        return _evaluate(config, run)
+
+
+def _evaluate(config: RunConfig, run: RunFolder) -> list[Score]:
+    started = time.perf_counter()
     listings = listings_to_match(config, labelled=True)
     require_graph(run, run.neighbors)
     labels, _ = encode_labels(listings.label_groups)

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from arcface_keras._checks import check_choice
 from arcface_keras._files import read_json
 from arcface_keras.config import RunConfig
+from arcface_keras.data.remote import located
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.gallery import Gallery
 from arcface_keras.held_out import HeldOut, load_held_out
@@ -164,7 +164,7 @@ def ranking_score(form: RankingFormat, ranking: ScoredRanking, labels: np.ndarra
 def _load_gallery(config: RunConfig, run: RunFolder, source: GallerySource) -> Gallery:
     stages = read_json(run.run_json).get("stages", {}) if run.run_json.exists() else {}
     embedded = stages.get("embed_gallery", {}).get("csv")
-    if embedded != str(Path(source.csv).resolve()):
+    if embedded != str(located(source.csv).resolve()):
         raise ValueError(
             f"the run folder must hold the embeddings of {source.csv}, which "
             f"`arcface-keras embed --out {config.out} --format {config.format}` writes. "

@@ -151,15 +151,13 @@ def match(config: RunConfig, *, progress: bool = False) -> Matches[Any]:
         ImportError, ConnectionError: Ray is needed, and not there, or no cluster answers.
     """
     run = RunFolder(Path(config.out))
-    with run.exclusive(), session_of(config.engine, config.address):
+    with run.exclusive(), session_of(config.engine, config.address, run.path):
         return _match(config, run, progress)
 
 
 def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
     started = time.perf_counter()
-    # A misspelt step must not strike out the matches that are there.
     steps = check_steps(parse_steps(config.steps))
-    begin_stage(run, "match")
     rows = open_shards(run.require(run.embeddings, "embed"))
     chooses = config.threshold is None or is_open(steps)
     held_out = []
@@ -181,6 +179,7 @@ def _match(config: RunConfig, run: RunFolder, progress: bool) -> Matches[Any]:
         listings = load_listings(run, Embeddings.load(run.embeddings, config.memory_mb), held_out)
         zero = zero_rows([listings.embeddings.rows])
         matches = match_listings(listings, held_out, search=search, steps=steps, threshold=config.threshold)
+        begin_stage(run, "match")
         for graph, file in ((matches.ranking, run.ranking), (matches.graph, run.neighbors)):
             remove_graph(file)
             graph.save(file)

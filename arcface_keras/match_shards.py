@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from arcface_keras._checks import check_number
-from arcface_keras.cluster import is_on_ray
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras.matching_plan import Matches, MatchingPlan
 from arcface_keras.neighbors.graph_shards import GraphShards, GraphShardWriter
 from arcface_keras.neighbors.shard_expansion import expand_shards
 from arcface_keras.neighbors.shard_join import join_shards
 from arcface_keras.postprocess.apply import Step, split_step
-from arcface_keras.run_folder import RunFolder
+from arcface_keras.run_folder import RunFolder, begin_stage
 from arcface_keras.run_graphs import remove_graph, shards_of
 from arcface_keras.signals import SearchOptions
 
@@ -36,7 +36,7 @@ def match_shards(
     """Match the embedded listings of a run; the graphs lie in `neighbors/` and `ranking/`.
 
     Searches and expanded rows are kept in `searches/`: a job that was cut off goes on where it was, and
-    another threshold does not search again.
+    another threshold does not search again. Matches that were there stay the run's until those are done.
 
     Args:
         run: after the stage `embed`.
@@ -60,6 +60,7 @@ def match_shards(
         graph = _search(rows, work / str(number), search)
         recalls.append(graph.recall)
     threshold = check_number("threshold", plan.threshold)
+    begin_stage(run, "match")
     ranking, matches = _write(graph, zero, threshold, run)
     return Matches(
         matches,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from arcface_keras._checks import check_number
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras.calibrate import Calibration, calibrate_threshold, expected_score
-from arcface_keras.cluster import is_on_ray
 from arcface_keras.held_out import HeldOut
 from arcface_keras.neighbors import NeighborGraph
 from arcface_keras.neighbors.graph_shards import GraphShards

@@ -10,6 +10,7 @@ from arcface_keras._files import read_json
 from arcface_keras.ablation import ablation_table
 from arcface_keras.cluster import session_of
 from arcface_keras.config import RunConfig
+from arcface_keras.data.catalogue import read_catalogue
 from arcface_keras.data.sample import sample_folder
 from arcface_keras.evaluate import format_table
 from arcface_keras.evaluate_run import Score, evaluate, listings_to_match
@@ -63,6 +64,11 @@ def embed(config: RunConfig, *, embeddings_from: str | None = None, progress: bo
     source = gallery_source(config)
     if embeddings_from is not None:
         return embeddings_from_parquet(config, embeddings_from)
+    if source is not None:
+        # A bad gallery must not be found out after the listings were embedded.
+        read_catalogue(
+            source.csv, source.images, labelled=source.labelled or None, missing_images=config.missing_images
+        )
     if config.modality == "text":
         from arcface_keras.text_training.embed import embed_title_gallery, embed_titles_of
 
@@ -88,7 +94,7 @@ def submit(config: RunConfig, *, progress: bool = False) -> Path:
     started = time.perf_counter()
     run = RunFolder(Path(config.out))
     if ranking_format(config) is not None:
-        with session_of(config.engine, config.address):
+        with run.exclusive(), session_of(config.engine, config.address, run.path):
             return _submit_ranking(config, run, started, progress)
     graph = open_graph(run, run.neighbors)
     write_submission(run.submission, open_shards(run.require(run.embeddings, "embed")).ids, graph)
@@ -160,7 +166,8 @@ def run(config: RunConfig, *, progress: bool = False) -> list[Score]:
     Returns:
         The scores, or [] without labels.
     """
-    with RunFolder(Path(config.out)).exclusive(), session_of(config.engine, config.address):
+    folder = RunFolder(Path(config.out))
+    with folder.exclusive(), session_of(config.engine, config.address, folder.path):
         return _run(config, progress)
 
 

@@ -35,10 +35,14 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What every actor knows; the network comes beside it, as the bytes of a `.keras` file."""
+    """What every actor knows; the network comes beside it, as the bytes of a `.keras` file.
+
+    `plans` holds the digest of each folder's plan: an actor that outlives its job knows no newer one.
+    """
 
     recipe: Recipe
     folders: tuple[str, ...]
+    plans: tuple[str, ...]
     dtype: str
     source: dict[str, Any]
     keras_backend: str
@@ -83,6 +87,7 @@ class ShardActor:
                 shard["number"],
                 Embeddings.normalized(shard["ids"], outputs[place]).rows,
                 start=shard["start"],
+                plan=self._job.plans[place],
                 dtype=self._job.dtype,
                 unreadable=bad,
             )

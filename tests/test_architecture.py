@@ -11,7 +11,8 @@ import arcface_keras
 
 PACKAGE = Path(arcface_keras.__file__).parent
 STREET = """
-    _version _checks _fields _ranges _cores _scratch _files _memory _progress _native_log _unit_rows cluster
+    _version _checks _fields _on_ray _ranges _cores _scratch _files _memory _progress _native_log _unit_rows
+    _exchange cluster
     reference metrics shards embeddings listings held_out gallery heads cleaning losses schedules
     backbones models data recipes config facts run_folder inference features feature_cache training
     training_folds fitting parts train_stage train embed_source embed_shards shard_actor embed_ray embed

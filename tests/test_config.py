@@ -103,3 +103,24 @@ def test_config_frozen_backbone_trains_no_epoch_of_the_whole() -> None:
     assert (frozen.epochs, frozen.top_epochs, frozen.calibrates_on_folds) == (0, 20, True)
     with pytest.raises(ValueError, match="epochs must be 0 where the backbone is frozen. Received: epochs=3"):
         RunConfig(freeze_backbone=True, epochs=3)
+
+
+def test_address_goes_with_an_engine_on_ray(tmp_path: Path) -> None:
+    message = r"address must go with an engine that works on Ray.*Received: address='h:1', engine='exact'"
+    with pytest.raises(ValueError, match=message):
+        RunConfig(address="h:1")
+    with pytest.raises(ValueError, match=message):
+        RunConfig().replace(address="h:1")
+    with pytest.raises(ValueError, match=message):
+        RunConfig(engine="ray").replace(address="h:1", engine="exact")
+    on_ray = RunConfig(engine="ray_pruned", address="h:1")
+    assert on_ray.replace(k=3).address == "h:1"
+    assert on_ray.replace(engine="ray").address == "h:1"
+    # Only remembered, and another engine was asked for: nobody has named a cluster for that.
+    assert on_ray.replace(engine="exact").address is None
+    file = tmp_path / "run.json"
+    for engine, address in (("exact", None), ("ray", "h:1")):
+        file.write_text(json.dumps({"config": {"engine": engine, "address": "h:1"}}))
+        assert RunConfig.load(file).address == address, "an older version remembered it beside any engine"
+    file.write_text(json.dumps({"config": {"address": "h:1"}}))
+    assert RunConfig.load(file).address is None

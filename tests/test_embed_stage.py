@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -25,7 +26,7 @@ from arcface_keras.data.perceptual import perceptual_hash
 from arcface_keras.embed import embed
 from arcface_keras.embed_source import listings_digest
 from arcface_keras.embeddings import Embeddings
-from arcface_keras.inference import ENGINES, PhotoEmbedder
+from arcface_keras.inference import ENGINES, PhotoEmbedder, PhotoRecipe
 from arcface_keras.models import save_embedder
 from arcface_keras.models.digest import model_digest
 from arcface_keras.run_folder import RunFolder, record_stage
@@ -328,6 +329,37 @@ def test_openvino_gives_the_rows_of_tensorflow(config: RunConfig, flip_average: 
         assert np.abs(expected).max() > 0.1
         np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
         assert not rows[4].any()
+
+
+def test_engine_in_an_actor_takes_no_more_than_its_processors(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for OpenVINO, which need not be installed, takes the settings."""
+    settings: list[dict[str, Any]] = []
+
+    class Compiled:
+        def get_property(self, name: str) -> int:
+            return 1
+
+        def create_infer_request(self) -> Any:
+            raise InterruptedError("here the network would run")
+
+    class Core:
+        def compile_model(self, network: str, device: str, given: dict[str, Any]) -> Compiled:
+            settings.append(given)
+            return Compiled()
+
+    stand_in = SimpleNamespace(Core=Core, convert_model=lambda folder: "network")
+    monkeypatch.setitem(sys.modules, "openvino", stand_in)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    recipe = PhotoRecipe(SIDE, False, 4, None, "openvino")
+    paths = [str(path) for path in photos(config)]
+    with pytest.raises(InterruptedError, match="would run"):
+        recipe.rows_of(small_embedder(0), 3)(paths, {})
+    with pytest.raises(InterruptedError, match="would run"):
+        recipe.embedder(small_embedder(0))(paths)
+    assert [given.pop("INFERENCE_NUM_THREADS", None) for given in settings] == [3, None]
+    assert settings[0] == settings[1] == {"PERFORMANCE_HINT": "THROUGHPUT", "INFERENCE_PRECISION_HINT": "f32"}
 
 
 def test_model_digest_knows_weights_and_layers_but_no_names() -> None:

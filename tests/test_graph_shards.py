@@ -105,7 +105,7 @@ def test_finished_folder_is_kept_and_a_changed_block_written_anew(
     some.finish()
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npz", ".npz", ".npz"]
     assert writer(tmp_path, graph).missing == []
-    write_graph_shard(tmp_path, 0, block(graph, slice(0, 10)).keep(np.zeros(60, bool)))
+    write_graph_shard(tmp_path, 0, block(graph, slice(0, 10)).keep(np.zeros(60, bool)), some.digest)
     assert writer(tmp_path, graph).missing == [0]
     with pytest.raises(ValueError, match=r"must hold manifest.json"):
         open_graph_shards(tmp_path)
@@ -114,11 +114,26 @@ def test_finished_folder_is_kept_and_a_changed_block_written_anew(
 def test_writer_takes_in_blocks_of_other_processes(tmp_path: Path, graph: NeighborGraph) -> None:
     some = writer(tmp_path, graph)
     for number in range(3):
-        write_graph_shard(tmp_path, number, block(graph, some.rows_of(number)))
+        write_graph_shard(tmp_path, number, block(graph, some.rows_of(number)), some.digest)
     assert some.missing == [0, 1, 2]
     some.look()
     assert some.missing == []
     assert some.finish().entries == len(graph.indices)
+
+
+def test_block_that_an_older_job_still_writes_is_not_taken_in(tmp_path: Path, graph: NeighborGraph) -> None:
+    """Its place, shape and checksum fit."""
+    older, newer = writer(tmp_path, graph), writer(tmp_path, graph, source={"of": "y"})
+    write(older, graph)
+    newer.look()
+    assert newer.missing == [0, 1, 2]
+    assert writer(tmp_path, graph, source={"of": "y"}).missing == [0, 1, 2]
+    write(newer, graph)
+    newer.finish()
+    assert "plan" not in (tmp_path / "manifest.json").read_text(), "there the plan itself stands"
+    (tmp_path / "graph-00001.npz").unlink()
+    assert writer(tmp_path, graph, source={"of": "y"}).missing == [1]
+    assert writer(tmp_path, graph, source={"of": "y"}).missing == [1], "a manifest's are kept as well"
 
 
 def test_writer_refuses_another_block_and_an_early_end(tmp_path: Path, graph: NeighborGraph) -> None:

@@ -1,7 +1,9 @@
 """Ranked submissions of a run: in a gallery, among the listings themselves, and what must have run before."""
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +139,22 @@ def test_look_up_names_the_stage_that_is_missing(run: RunFolder, tmp_path: Path)
         pipeline.submit(config)
     with pytest.raises(ValueError, match="look_up needs a ranked format. Received: format='matches'"):
         look_up(RunConfig(out=str(run.path)), run)
+
+
+def test_gallery_by_url_is_known_by_its_url(run: RunFolder, tmp_path: Path) -> None:
+    add_gallery(run, tmp_path / "gallery.csv")
+    options: dict[str, Any] = {"out": str(run.path), "gallery_images": "x", "format": "topk"}
+    expected = look_up(RunConfig(**options, gallery=str(tmp_path / "gallery.csv")), run)
+    file_url = RunConfig(**options, gallery=f"file://{tmp_path / 'gallery.csv'}")
+    assert look_up(file_url, run) == expected
+    content = json.loads(run.run_json.read_text())
+    content["stages"]["embed_gallery"]["csv"] = "s3://shop/gallery.csv"
+    run.run_json.write_text(json.dumps(content))
+    assert look_up(RunConfig(**options, gallery="s3://shop/gallery.csv"), run) == expected
+    with pytest.raises(
+        ValueError, match=r"embeddings of s3://shop/other\.csv, .* with s3://shop/gallery\.csv"
+    ):
+        look_up(RunConfig(**options, gallery="s3://shop/other.csv"), run)
 
 
 def test_format_must_be_known_before_any_work(tmp_path: Path) -> None:

@@ -159,9 +159,14 @@ def actor(shop: RunConfig, folder: Path, image_folder: Path | None) -> ShardActo
         return [np.ones((len(inputs), 4), np.float32)]
 
     images = None if image_folder is None else str(image_folder)
-    made = ShardActor(None, Job(Any, (str(folder),), "float32", {}, "tensorflow", images, 1))
+    plan = writer_of(folder.with_name("another")).digest
+    made = ShardActor(None, Job(Any, (str(folder),), (plan,), "float32", {}, "tensorflow", images, 1))
     made._rows_of = rows_of
     return made
+
+
+def writer_of(folder: Path) -> ShardWriter:
+    return ShardWriter(folder, rows=8, dim=4, source={"x": 1}, shard_rows=2)
 
 
 def answer(some: ShardActor, number: int = 3) -> dict[str, Any]:
@@ -173,7 +178,7 @@ def answer(some: ShardActor, number: int = 3) -> dict[str, Any]:
 
 
 def test_actor_writes_a_shard_that_the_writer_takes_in(shop: RunConfig, tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path / "e", rows=8, dim=4, source={"x": 1}, shard_rows=2)
+    writer = writer_of(tmp_path / "e")
     (entry,) = entries_of(answer(actor(shop, tmp_path / "e", tmp_path))).values()
     assert entry["unreadable"] == {"1": "broken"}
     writer.keep(3, entry)
@@ -181,13 +186,25 @@ def test_actor_writes_a_shard_that_the_writer_takes_in(shop: RunConfig, tmp_path
     with pytest.raises(ValueError, match=r"emb-00002\.npy must be there as it was written"):
         writer.keep(2, entry | {"file": "emb-00002.npy", "start": 4})
     (tmp_path / "e" / "emb-00003.npy").write_bytes(b"something else")
-    fresh = ShardWriter(tmp_path / "e", rows=8, dim=4, source={"x": 1}, shard_rows=2)
+    fresh = writer_of(tmp_path / "e")
     with pytest.raises(ValueError, match="must be there as it was written"):
         fresh.keep(3, entry)
 
 
+def test_actor_of_an_older_job_writes_nothing_that_a_newer_one_takes(shop: RunConfig, tmp_path: Path) -> None:
+    writer_of(tmp_path / "e")
+    older = actor(shop, tmp_path / "e", tmp_path)
+    newer = ShardWriter(tmp_path / "e", rows=8, dim=4, source={"x": 2}, shard_rows=2)
+    (entry,) = entries_of(answer(older)).values()
+    newer.look()
+    assert newer.missing == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="must be there as it was written"):
+        newer.keep(3, entry)
+    assert ShardWriter(tmp_path / "e", rows=8, dim=4, source={"x": 2}, shard_rows=2).missing == [0, 1, 2, 3]
+
+
 def test_errors_of_a_node_arrive_as_what_they_were(shop: RunConfig, tmp_path: Path) -> None:
-    ShardWriter(tmp_path / "e", rows=8, dim=4, source={"x": 1}, shard_rows=2)
+    writer_of(tmp_path / "e")
     (tmp_path / "e" / "emb-00003.npy" / "in the way").mkdir(parents=True)
     with pytest.raises(OSError, match=r"shards that are there are kept.*emb-00003\.npy") as caught:
         entries_of(answer(actor(shop, tmp_path / "e", None)))
@@ -223,7 +240,7 @@ def test_actor_refuses_other_versions_and_another_network(
 ) -> None:
     import ray
 
-    ShardWriter(tmp_path / "e", rows=8, dim=4, source={"x": 1}, shard_rows=2)
+    writer_of(tmp_path / "e")
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.setattr(ray, "get", lambda stored: stored)
     made = actor(shop, tmp_path / "e", None)

@@ -534,6 +534,34 @@ def test_task_that_kills_every_worker_is_given_up_and_named(
         RayRunner(ray).run(lambda code: os._exit(code), [("row block 7", (1,))], bar)
 
 
+HUNGRY = """
+import sys, time
+from arcface_keras import cluster
+from arcface_keras._progress import progress_bar
+from arcface_keras.neighbors.runners import RayRunner
+cluster.check_versions = lambda ray: None
+assert int(cluster._START_VARIABLES["RAY_task_oom_retries"]) > 0
+cluster._START_VARIABLES["RAY_task_oom_retries"] = "1"
+with cluster.ray_session("local", cpus=1) as ray, progress_bar(1, "", "", enabled=False) as bar:
+    try:
+        RayRunner(ray).run(lambda: time.sleep(60), [("row block 7", ())], bar)
+    except MemoryError as error:
+        print(error)
+"""
+
+
+def test_task_ended_for_want_of_memory_is_given_up_and_named() -> None:
+    """A local Ray that thinks its memory full ends every task; without a bound it would begin it for ever."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    full = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "50"}
+    full |= {"RAY_task_oom_retry_delay_base_ms": "1", "PYTHONPATH": str(Path(runners.__file__).parents[2])}
+    command = [sys.executable, "-c", HUNGRY]
+    done = subprocess.run(
+        command, env=os.environ | full, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert "row block 7: memory_mb must be what every processor" in done.stdout, done.stderr[-2000:]
+
+
 def test_runner_keeps_order_and_bounds_what_is_under_way(ray: Any) -> None:
     class Watched:
         """The module ray, watched while it waits."""

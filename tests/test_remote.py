@@ -15,7 +15,7 @@ from arcface_keras.data import remote
 from arcface_keras.data.catalogue import CatalogueError, read_catalogue
 from arcface_keras.data.contents import identical_files
 from arcface_keras.data.images import ImageError, image_dataset, load_image, scan_images
-from arcface_keras.data.perceptual import perceptual_hash
+from arcface_keras.data.perceptual import fill_hashes, perceptual_hash
 from arcface_keras.data.remote import RemoteError, RemotePath, is_url, located, open_binary
 from arcface_keras.embeddings import Embeddings
 from arcface_keras.facts import catalogue_facts
@@ -35,6 +35,7 @@ class Counted(fsspec.implementations.memory.MemoryFileSystem):
     pseudo_dirs = [""]  # noqa: RUF012
     asked: list[tuple[str, str]] = []  # noqa: RUF012
     failures: list[Exception] = []  # noqa: RUF012
+    refused: list[str] = []  # noqa: RUF012
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -44,6 +45,8 @@ class Counted(fsspec.implementations.memory.MemoryFileSystem):
         self.asked.append((what, self._strip_protocol(path)))
         if self.failures:
             raise self.failures.pop(0)
+        if self._strip_protocol(path) in self.refused:
+            raise PermissionError("403 Forbidden")
 
     def cat_file(self, path: str, *rest: Any, **options: Any) -> bytes:
         self._note("cat", path)
@@ -66,6 +69,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield Counted()
     Counted.store.clear()
     Counted.failures.clear()
+    Counted.refused.clear()
 
 
 @pytest.fixture
@@ -137,6 +141,34 @@ def test_remote_trouble_is_tried_again_and_then_no_fault_of_the_photo(shop: Shop
     with pytest.raises(RemoteError, match="PermissionError: token expired"):
         load_image(paths[0], 32)
     assert len(store.asked) == 1, "a right that is missing does not come back"
+
+
+def test_photo_that_is_refused_alone_is_a_row_and_rights_that_end_are_none(shop: Shop, store: Any) -> None:
+    """S3 answers 403 for what is not there to whoever may not list the folder."""
+    csv, _, url = shop
+    paths = read_catalogue(csv, url).paths
+    store.refused += ["/shop/photos/test_0_0.png", "/shop/photos/test_2_1.png"]
+
+    def embedded(some: Any) -> dict[int, str]:
+        bad: dict[int, str] = {}
+        for _ in image_dataset(some, 32, 4, unreadable=bad, failures=failures):
+            pass
+        return bad
+
+    failures: list[RemoteError] = []
+    found = embedded(paths)
+    assert sorted(found) == [0, 7]
+    assert found[0] == "the server does not show it, but others (PermissionError: 403 Forbidden)"
+    assert scan_images(paths, 32) == found
+    assert fill_hashes([""] * 15, paths)[1] == found
+    assert failures == []
+    store.refused += [f"/shop/photos/{path.name}" for path in paths]
+    for every in (embedded, lambda some: scan_images(some, 32), lambda some: fill_hashes([""] * 15, some)):
+        with pytest.raises(Exception, match="403 Forbidden"):
+            every(paths)
+    assert isinstance(failures[0], RemoteError)
+    with pytest.raises(Exception, match="403 Forbidden"):
+        embedded(paths[:1])
 
 
 @pytest.mark.parametrize(
@@ -256,6 +288,18 @@ def test_embed_reads_photos_by_url(shop: Shop, store: Any, tmp_path: Path) -> No
     asked = {path for what, path in store.asked if what == "cat"}
     assert asked == {f"/shop/photos/test_{row // 3}_{row % 3}.png" for row in range(8, 12)}
     assert contents(runs["there"].embeddings) == before
+    # Nor is anything written where rights have ended; a photo that is refused alone is a row without them.
+    (runs["there"].embeddings / "emb-00003.npy").unlink()
+    store.refused += [f"/shop/photos/{name}" for name in read_catalogue(csv, url).images]
+    with pytest.raises(RemoteError, match=r"must be readable\. Received: PermissionError: 403 Forbidden"):
+        pipeline.embed(config)
+    assert not (runs["there"].embeddings / "emb-00003.npy").exists()
+    assert not (runs["there"].embeddings / "manifest.json").exists()
+    store.refused[:] = ["/shop/photos/test_4_1.png"]
+    pipeline.embed(config)
+    assert list(open_shards(runs["there"].embeddings).unreadable) == [13]
+    store.refused.clear()
+    (runs["there"].embeddings / "emb-00003.npy").unlink()
     store.rm("/shop/photos/test_1_0.png")
     (runs["there"].embeddings / "emb-00000.npy").unlink()
     pipeline.embed(config)

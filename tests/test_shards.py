@@ -138,6 +138,24 @@ def test_writer_of_another_plan_keeps_nothing(
     assert writer(tmp_path).missing == [0, 1, 2, 3], "and neither does the first one, now"
 
 
+def test_shard_without_the_digest_of_the_plan_is_written_again(tmp_path: Path) -> None:
+    fill(writer(tmp_path))
+    entry = json.loads((tmp_path / "emb-00002.json").read_text())
+    assert entry.pop("plan") == writer(tmp_path).digest
+    (tmp_path / "emb-00002.json").write_text(json.dumps(entry))
+    assert writer(tmp_path).missing == [2]
+
+
+def test_writer_of_another_plan_removes_shards_of_any_number(tmp_path: Path) -> None:
+    fill(writer(tmp_path))
+    stale = ["emb-100000.npy", "emb-100000.json", "emb-1234567.npy", ".emb-100000-0a1b.npy"]
+    others = ["emb-20261130-notes.npy", "emb-notes.npy", "emb-1.npy"]
+    for name in (*stale, *others):
+        (tmp_path / name).write_text("x")
+    writer(tmp_path, dim=5)
+    assert sorted(contents(tmp_path)) == sorted([*others, "plan.json"])
+
+
 def test_writer_without_a_source_never_keeps_its_own(tmp_path: Path) -> None:
     fill(writer(tmp_path, source=None))
     assert writer(tmp_path, source=None).missing == [0, 1, 2, 3]

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from arcface_keras.embeddings import Embeddings, normalized_rows
-from arcface_keras.shards import ShardWriter, open_shards, parquet_to_shards, shards_to_parquet
+from arcface_keras.shards import (
+    ShardWriter,
+    is_own_parquet,
+    open_shards,
+    parquet_to_shards,
+    shards_to_parquet,
+)
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = importlib.import_module("pyarrow.parquet")
@@ -169,6 +175,19 @@ def test_parquet_import_says_where_it_fails(tmp_path: Path, bad: Any, message: s
     with pytest.raises(ValueError, match=message):
         parquet_to_shards(tmp_path / "f.parquet", tmp_path / "b")
     assert not (tmp_path / "b" / "manifest.json").exists()
+
+
+def test_parquet_with_metadata_of_our_name_that_is_not_ours_is_named(tmp_path: Path) -> None:
+    (own,) = shards_to_parquet(written(tmp_path / "a", rows=3), tmp_path / "out")
+    facts = json.loads(pq.read_schema(own).metadata[b"arcface_keras"])
+    assert is_own_parquet(own)
+    bad = [facts | {"dim": "4"}, facts | {"source": 3}, facts | {"unreadable": {"x": "y"}}]
+    bad += [{name: facts[name] for name in facts if name != left_out} for left_out in facts]
+    for stored in (b"", b"no JSON", b"\xff", b"{}", b"[]", *(json.dumps(one).encode() for one in bad)):
+        pq.write_table(table().replace_schema_metadata({"arcface_keras": stored}), tmp_path / "f.parquet")
+        for read in (is_own_parquet, lambda file: parquet_to_shards(file, tmp_path / "b")):
+            with pytest.raises(ValueError, match=r"f\.parquet: the metadata `arcface_keras` .*Received: b"):
+                read(tmp_path / "f.parquet")
 
 
 def test_parquet_import_refuses_what_is_no_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from arcface_keras._checks import check_count
 from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
 from arcface_keras.data.decoding import MAX_PIXELS, ImageError, load_image
-from arcface_keras.data.remote import RemoteError, is_url
+from arcface_keras.data.remote import RemoteError, RemoteRefusedError, is_url, reason_if_refused_alone
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -58,6 +58,8 @@ def scan_images(
             load_image(name, image_size, max_pixels=max_pixels)
         except ImageError as error:
             return error.reason
+        except RemoteRefusedError as refusal:
+            return reason_if_refused_alone(refusal, name, distinct)
         return ""
 
     reasons = {}
@@ -105,8 +107,9 @@ def image_dataset(
         max_pixels: largest width x height accepted.
         workers: photos decoded at once; None takes the processors of this process, or 32 where photos come by
             URL.
-        unreadable: where given, a file that cannot be read becomes a black photo, and its row and the reason
-            are entered here, so that inference needs no second pass over the files.
+        unreadable: where given, a file that cannot be read (or that a server refuses while it shows others)
+            becomes a black photo, and its row and the reason are entered here, so that inference needs no
+            second pass over the files.
         failures: where given, what ends the iteration because a server cannot be reached is entered here, as
             TensorFlow's own error tells little of it.
 
@@ -128,11 +131,16 @@ def image_dataset(
 
     def decode(row: np.ndarray) -> np.ndarray:
         try:
-            return load_image(names[row], image_size, max_pixels=max_pixels)
-        except ImageError as error:
-            if unreadable is None:
-                raise
-            unreadable[int(row)] = error.reason
+            try:
+                return load_image(names[row], image_size, max_pixels=max_pixels)
+            except ImageError as error:
+                if unreadable is None:
+                    raise
+                unreadable[int(row)] = error.reason
+            except RemoteRefusedError as refusal:
+                if unreadable is None:
+                    raise
+                unreadable[int(row)] = reason_if_refused_alone(refusal, names[row], names)
             return np.zeros(shape, np.uint8)
         except RemoteError as error:
             if failures is not None:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from arcface_keras._cores import available_cores
 from arcface_keras._progress import progress_bar
 from arcface_keras.data.catalogue import Catalogue
 from arcface_keras.data.decoding import MAX_PIXELS, ImageError, opened_image
+from arcface_keras.data.remote import RemoteRefusedError, reason_if_refused_alone
 
 
 def perceptual_hash(
@@ -88,7 +90,7 @@ def fill_hashes(
         ThreadPoolExecutor(workers or available_cores()) as pool,
         progress_bar(len(files), "hash", "images", progress) as bar,
     ):
-        for file, result in zip(files, pool.map(_hash_or_reason, files), strict=True):
+        for file, result in zip(files, pool.map(partial(_hash_or_reason, files), files), strict=True):
             results[file] = result
             bar.update(1)
     filled, reasons = list(hashes), {}
@@ -110,11 +112,13 @@ def with_hashes(catalogue: Catalogue, *, workers: int | None = None, progress: b
     return dataclasses.replace(catalogue, phashes=column)
 
 
-def _hash_or_reason(path: str) -> tuple[str, str]:
+def _hash_or_reason(files: Sequence[str], path: str) -> tuple[str, str]:
     try:
         return perceptual_hash(path), ""
     except ImageError as error:
         return "", error.reason
+    except RemoteRefusedError as refusal:
+        return "", reason_if_refused_alone(refusal, path, files)
 
 
 def _grey_square(path: str | os.PathLike[str], side: int, max_pixels: int) -> np.ndarray:

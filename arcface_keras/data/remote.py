@@ -6,12 +6,20 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, TypeVar
 
-__all__ = ["RemoteError", "RemotePath", "is_url", "located", "open_binary"]
+__all__ = [
+    "RemoteError",
+    "RemotePath",
+    "RemoteRefusedError",
+    "is_url",
+    "located",
+    "open_binary",
+    "reason_if_refused_alone",
+]
 
 T = TypeVar("T")
 
@@ -20,9 +28,15 @@ _ON_THIS_MACHINE = re.compile(r"(file|local)://", re.IGNORECASE)
 _WAITS = (1.0, 4.0)
 """Seconds before the second and the third attempt to reach a server."""
 
+_WITNESSES = 8
+
 
 class RemoteError(ConnectionError):
     """What is behind a URL cannot be told: no right, no connection, no such server."""
+
+
+class RemoteRefusedError(RemoteError):
+    """The server refuses: no right to this file, or to know that there is none, or to anything any more."""
 
 
 class RemotePath(os.PathLike[str]):
@@ -85,6 +99,15 @@ class RemotePath(os.PathLike[str]):
         """
         return self._asked(lambda files, path: files.cat_file(path))
 
+    def is_shown(self) -> bool:
+        """Whether the server shows the file, now and at the first attempt; its first byte is asked for."""
+        try:
+            files, path = self._filesystem()
+            files.cat_file(path, start=0, end=1)
+        except Exception:  # each library of fsspec has errors of its own
+            return False
+        return True
+
     def stat(self) -> Any:
         """`st_size`, as the server tells it; errors as for `read_bytes`."""
         return SimpleNamespace(st_size=int(self._asked(lambda files, path: files.size(path)) or 0))
@@ -105,10 +128,8 @@ class RemotePath(os.PathLike[str]):
             return bool(self._asked(lambda files, path: files.info(path)["type"] != "file"))
         except FileNotFoundError:
             return False
-        except RemoteError as error:
-            if isinstance(error.__cause__, PermissionError):
-                return True
-            raise
+        except RemoteRefusedError:
+            return True
 
     def _filesystem(self) -> tuple[Any, str]:
         try:
@@ -142,9 +163,11 @@ class RemotePath(os.PathLike[str]):
                 number = error.errno or errno.ENOENT
                 raise type(error)(number, os.strerror(number), self.url) from error
             except Exception as error:  # each library of fsspec has errors of its own
-                wait = None if isinstance(error, PermissionError) else next(waits, None)
+                refused = isinstance(error, PermissionError)
+                wait = None if refused else next(waits, None)
                 if wait is None:
-                    raise RemoteError(f"{self.url} must be readable. Received: {_shown(error)}.") from error
+                    kind = RemoteRefusedError if refused else RemoteError
+                    raise kind(f"{self.url} must be readable. Received: {_shown(error)}.") from error
                 time.sleep(wait)
 
 
@@ -160,6 +183,22 @@ def located(location: str | os.PathLike[str]) -> Path | RemotePath:
     if is_url(text):
         return RemotePath(text)
     return Path(_ON_THIS_MACHINE.sub("", text))
+
+
+def reason_if_refused_alone(refusal: RemoteRefusedError, name: str, names: Sequence[str]) -> str:
+    """Why one of many files cannot be read, if the server shows some of the others.
+
+    S3 answers 403 for a file that is not there to whoever may not list the folder. That must not be taken for
+    rights that have ended, nor these for it: all files from then on would count as unreadable. So a few of
+    the others, evenly spread, are asked for a byte.
+
+    Raises:
+        RemoteRefusedError: `refusal`, where none of them is shown.
+    """
+    others = [other for other in names if other != name]
+    if not any(RemotePath(other).is_shown() for other in others[:: max(1, len(others) // _WITNESSES)]):
+        raise refusal
+    return f"the server does not show it, but others ({_shown(refusal.__cause__ or refusal)})"
 
 
 def open_binary(location: str | os.PathLike[str]) -> IO[bytes]:

@@ -18,14 +18,14 @@ class Engine:
     """What runs a network.
 
     Attributes:
-        start: `start(function, model)` takes a `tf.function` with one signature, uint8 (B, S, S, 3) to
-            float32 (B, D), and the Keras model whose variables it reads; it returns what maps batches to
-            rows, in their order.
+        start: `start(function, model, threads)` takes a `tf.function` with one signature, uint8 (B, S, S, 3)
+            to float32 (B, D), the Keras model whose variables it reads, and how many threads it may take
+            (None: all processors); it returns what maps batches to rows, in their order.
         package: module that must be installed for it, if any.
         extra: name of the extra of this package that installs it.
     """
 
-    start: Callable[[Any, Any], Run]
+    start: Callable[[Any, Any, int | None], Run]
     package: str | None = None
     extra: str | None = None
 

@@ -19,7 +19,7 @@ _SETTINGS = {
 }
 
 
-def openvino_engine(function: Any, model: Any) -> Run:
+def openvino_engine(function: Any, model: Any, threads: int | None = None) -> Run:
     """Convert the function by way of a TensorFlow SavedModel, and keep as many batches going as it likes.
 
     Not by way of the Torch backend: its channels-last network costs a transposition at every layer.
@@ -34,7 +34,10 @@ def openvino_engine(function: Any, model: Any) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, signatures=function.get_concrete_function())
         network = openvino.convert_model(folder)
-    compiled = openvino.Core().compile_model(network, "CPU", _SETTINGS)
+    settings: dict[str, Any] = dict(_SETTINGS)
+    if threads is not None:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    compiled = openvino.Core().compile_model(network, "CPU", settings)
     wanted = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run(batches: Batches) -> Iterator[np.ndarray]:

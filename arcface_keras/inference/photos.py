@@ -32,7 +32,7 @@ class PhotoRecipe:
     workers: int | None
     engine: str
 
-    def embedder(self, model: Any) -> "PhotoEmbedder":
+    def embedder(self, model: Any, threads: int | None = None) -> "PhotoEmbedder":
         """The embedder with a network."""
         return PhotoEmbedder(
             model,
@@ -41,13 +41,14 @@ class PhotoRecipe:
             batch_size=self.batch_size,
             workers=self.workers,
             engine=self.engine,
+            threads=threads,
         )
 
     def rows_of(
         self, model: Any, threads: int
     ) -> Callable[[Sequence[str], dict[int, str]], list[np.ndarray]]:
         """Called with paths and a dictionary for the unreadable, it gives one array for each output."""
-        embedder = replace(self, workers=self.workers or threads).embedder(model)
+        embedder = replace(self, workers=self.workers or threads).embedder(model, threads)
         return lambda paths, unreadable: embedder(paths, unreadable=unreadable)
 
 
@@ -64,6 +65,7 @@ class PhotoEmbedder:
         batch_size: photos in a batch.
         workers: photos decoded at once; None takes the processors of this process.
         engine: name from `arcface_keras.inference.ENGINES`.
+        threads: that the engine may run the network with; None takes the processors of this process.
 
     Raises:
         ValueError: an unknown engine, or a number that is not positive.
@@ -79,13 +81,14 @@ class PhotoEmbedder:
         batch_size: int = 32,
         workers: int | None = None,
         engine: str = "tensorflow",
+        threads: int | None = None,
     ) -> None:
         self._engine = find_engine(engine)
         self._model = model
         self._image_size = check_count("image_size", image_size)
         self._batch_size = check_count("batch_size", batch_size)
         self._flip_average = flip_average
-        self._workers = workers
+        self._workers, self._threads = workers, threads
         self._run: Any = None
         self.widths = output_widths(model)
 
@@ -139,7 +142,7 @@ class PhotoEmbedder:
     ) -> Iterator[np.ndarray]:
         if self._run is None:
             function = view_function(self._model, self._batch_size, self._image_size, self._flip_average)
-            self._run = self._engine.start(function, self._model)
+            self._run = self._engine.start(function, self._model, self._threads)
         dataset = image_dataset(
             paths,
             self._image_size,

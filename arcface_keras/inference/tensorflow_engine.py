@@ -15,11 +15,12 @@ logger = logging.getLogger(__name__)
 _LARGEST = 2**30
 
 
-def tensorflow_engine(function: Any, model: Any) -> Run:
+def tensorflow_engine(function: Any, model: Any, threads: int | None = None) -> Run:
     """Run the compiled function on one batch after the other; on a GPU where TensorFlow has one.
 
     Weights that are constants let TensorFlow fold batch normalisation into the convolutions and order their
-    filters once: about 1.3 times the speed on a processor, rows equal to 1e-5.
+    filters once: about 1.3 times the speed on a processor, rows equal to 1e-5. TensorFlow's threads are set
+    for the whole process, before its first operation, and not by `threads`.
     """
     graph = _frozen(function, model)
 

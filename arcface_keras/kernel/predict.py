@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from arcface_keras._files import read_json
+from arcface_keras._on_ray import without_idle_address
 from arcface_keras.config import RunConfig
 from arcface_keras.kernel.layout import lay_out
 from arcface_keras.pipeline import embed, match, submit, train
@@ -93,7 +94,7 @@ def train_here(
     content = read_json(settings)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"settings must hold an object 'config'. Received: {settings}.")
-    config = RunConfig.from_dict(content["config"]).replace(
+    config = RunConfig.from_dict(without_idle_address(content["config"])).replace(
         **{"out": str(work), "train": str(csv), "images": str(images)}
         | ({} if weights is None else {"weights": str(weights)})
         | changes

@@ -80,7 +80,7 @@ def merge_rows(job: Job, number: int, files: Sequence[str], wave: int | None = N
     collector = collect_rows(job, part, source, files)
     if wave is None:
         graph = finish_rows(job, part, collector)
-        write_graph_shard(job.destination, number, graph)
+        write_graph_shard(job.destination, number, graph, job.plan)
         return len(graph.indices)
     rows, keys, limits = collector.release()
     write_candidates(job.best_file(number, wave), rows.astype(np.int64) + part.start, keys)

@@ -39,6 +39,7 @@ class Job:
         block_rows: rows of a block, but for the last, and of a shard of the graph.
         memory_mb: of one task.
         threads: of one task.
+        plan: digest of the plan of the graph's folder, once that is open.
     """
 
     source: str
@@ -52,6 +53,7 @@ class Job:
     block_rows: int
     memory_mb: float
     threads: int = 1
+    plan: str = ""
 
     @property
     def is_self(self) -> bool:

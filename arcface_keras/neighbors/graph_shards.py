@@ -19,9 +19,12 @@ VERSION = 1
 _FACTS = ("k", "threshold", "recall")
 
 
-def write_graph_shard(folder: str | os.PathLike[str], number: int, graph: NeighborGraph) -> dict[str, Any]:
+def write_graph_shard(
+    folder: str | os.PathLike[str], number: int, graph: NeighborGraph, plan: str
+) -> dict[str, Any]:
     """Write `graph-NUMBER.npz`, a block of rows, and its entry for the manifest; returns the entry.
 
+    `plan` is the `digest` of the writer that the block is for, as it was when the work was given out.
     Processes may write shards of one folder side by side.
 
     Raises:
@@ -37,6 +40,7 @@ def write_graph_shard(folder: str | os.PathLike[str], number: int, graph: Neighb
             "rows": graph.n_rows,
             "entries": len(graph.indices),
             "checksum": file_digest(file),
+            "plan": plan,
         }
         write_json(file.with_suffix(".json"), entry)
     return entry
@@ -85,7 +89,7 @@ class GraphShardWriter(PlannedShards):
                 f"shard {number} must have (first row, rows, columns, includes_self) {expected}. "
                 f"Received: {found}."
             )
-        self.entries[number] = write_graph_shard(self.folder, number, graph)
+        self.entries[number] = write_graph_shard(self.folder, number, graph, self.digest)
 
     def finish(
         self, *, k: int | None = None, threshold: float | None = None, recall: float | None = None

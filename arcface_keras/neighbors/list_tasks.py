@@ -141,7 +141,7 @@ def merge_lists(job: Job, number: int, files: Sequence[str]) -> int:
         keys = pack_keys(np.zeros(int(other.sum()), np.float32), columns[other])
         collector.add_keys(rows[other].astype(np.uint16), keys)
     graph = finish_rows(job, part, collector)
-    write_graph_shard(job.destination, number, graph)
+    write_graph_shard(job.destination, number, graph, job.plan)
     return len(graph.indices)
 
 

@@ -1,10 +1,10 @@
 """The exact search on a Ray cluster, for rows that one process holds; for others see `join_shards`."""
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from arcface_keras._exchange import exchange_folder
 from arcface_keras.neighbors import exact
 from arcface_keras.neighbors.graph import NeighborGraph
 from arcface_keras.neighbors.shard_join import join_shards
@@ -27,20 +27,21 @@ def search(
 
     Arguments are those of `find_neighbors`, already checked; `memory_mb` is that of a task, `threads` the
     processors of a local Ray. The cluster is the one whose session is open in this process, else that of the
-    environment variable RAY_ADDRESS, else a local one. Rows and graph go through files in a folder for
-    temporary files (TMPDIR), which all nodes must see.
+    environment variable RAY_ADDRESS, else a local one. Rows and graph go through files in a folder
+    that all nodes must see: within a stage a hidden one in the run folder, else one for temporary files
+    (TMPDIR).
 
     Raises:
         ImportError, ConnectionError, ValueError: as from `join_shards`.
     """
     if not len(queries) or (gallery is not None and not len(gallery)):
         return exact.search(queries, gallery, k=k, threshold=threshold, memory_mb=memory_mb, threads=threads)
-    with tempfile.TemporaryDirectory(prefix="arcface_keras-") as folder:
-        source = _write(Path(folder) / "source", queries)
-        other = None if gallery is None else _write(Path(folder) / "gallery", gallery)
+    with exchange_folder() as folder:
+        source = _write(folder / "source", queries)
+        other = None if gallery is None else _write(folder / "gallery", gallery)
         return join_shards(
             source,
-            Path(folder) / "graph",
+            folder / "graph",
             k=k,
             threshold=threshold,
             engine=engine,

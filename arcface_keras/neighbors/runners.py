@@ -53,8 +53,10 @@ class LocalRunner:
 class RayRunner:
     """Tasks of one processor each, on a session of Ray, a bounded number of them under way at a time.
 
-    A task whose process or node dies is done again elsewhere. What it leaves lies in files, and its result is
-    small, so the object store stays empty.
+    A task whose process or node dies is done again elsewhere, `_RETRIES` times. One that Ray itself ends for
+    want of memory would begin again for ever, were it not for RAY_task_oom_retries, which `ray_session` sets
+    before it imports Ray (a process that has imported Ray already sets it itself). What a task leaves lies in
+    files, and its result is small, so the object store stays empty.
     """
 
     def __init__(self, ray: Any) -> None:

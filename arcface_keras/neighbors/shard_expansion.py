@@ -66,7 +66,8 @@ def expand_shards(
     tasks = []
     for number in writer.missing:
         part = writer.rows_of(number)
-        tasks.append((f"shard {number}", (*folders, number, part.start, part.stop, k, alpha)))
+        work = (*folders, writer.digest, number, part.start, part.stop, k, alpha)
+        tasks.append((f"shard {number}", work))
     if tasks:
         with (
             runner_of(engine, address, threads) as runner,
@@ -79,9 +80,17 @@ def expand_shards(
 
 
 def expand_shard(
-    source: str, graph: str, destination: str, number: int, start: int, stop: int, k: int, alpha: float
+    source: str,
+    graph: str,
+    destination: str,
+    plan: str,
+    number: int,
+    start: int,
+    stop: int,
+    k: int,
+    alpha: float,
 ) -> None:
-    """Write the expanded rows start..stop-1 as one shard."""
+    """Write the expanded rows start..stop-1 as one shard of a plan."""
     rows, blocks = RowSource(source), open_graph_shards(graph)
     expanded = np.empty((stop - start, rows.dim), dtype=np.float32)
     for place, entry in enumerate(read_json(blocks.folder / MANIFEST)["shards"]):
@@ -93,7 +102,8 @@ def expand_shard(
             last = min(first + _BLOCK_ROWS, high)
             expanded[first - start : last - start] = _blend(block, rows, first, last, k, alpha)
     unreadable = {row - start: why for row, why in rows.shards.unreadable.items() if start <= row < stop}
-    write_shard(destination, number, normalized_rows(expanded), start=start, unreadable=unreadable)
+    new = normalized_rows(expanded)
+    write_shard(destination, number, new, start=start, plan=plan, unreadable=unreadable)
 
 
 def _blend(

@@ -180,6 +180,7 @@ def write_graph(
     merge: Callable[..., int] = merge_rows,
 ) -> None:
     """The last merge of every row block whose shard of the graph is missing."""
+    job = replace(job, plan=writer.digest)
     runner.run(merge, [(f"row block {n}", (job, n, files[n])) for n in writer.missing], bar)
     writer.look()
 

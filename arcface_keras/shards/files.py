@@ -25,13 +25,15 @@ def write_shard(
     rows: np.ndarray,
     *,
     start: int,
+    plan: str,
     dtype: str = "float32",
     unreadable: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
     """Write `emb-NUMBER.npy` and, before it, its entry for the manifest; returns the entry.
 
     The entry holds `file`, `start` (the first row's place among all rows), `rows`, `checksum` (BLAKE2b of
-    the bytes of the file, 128 bits) and `unreadable`. Processes may write shards of one folder side by side.
+    the bytes of the file, 128 bits), `plan` (the `digest` of the writer that the shard is for, as it was when
+    the work was given out) and `unreadable`. Processes may write shards of one folder side by side.
 
     Raises:
         OSError: the file cannot be written; the message names it.
@@ -43,7 +45,8 @@ def write_shard(
     digest = hashlib.blake2b(header.getvalue(), digest_size=16)
     body = content.reshape(-1).view(np.uint8).data
     digest.update(body)
-    entry = {"file": file.name, "start": start, "rows": len(content), "checksum": digest.hexdigest()}
+    entry: dict[str, Any] = {"file": file.name, "start": start, "rows": len(content)}
+    entry |= {"checksum": digest.hexdigest(), "plan": plan}
     entry["unreadable"] = {str(row): reason for row, reason in sorted((unreadable or {}).items())}
     with explained(file):
         write_json(file.with_suffix(".json"), entry)

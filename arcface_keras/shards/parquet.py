@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from arcface_keras.shards.writer import ShardWriter
 __all__ = ["is_own_parquet", "parquet_to_shards", "shards_to_parquet"]
 
 _KEY = b"arcface_keras"
+_TYPES = {"number": int, "count": int, "dim": int, "shard_rows": int, "dtype": str, "checksum": str}
 _OWN_NAME = re.compile(r"emb-(\d{5,})\.parquet")
 _BATCH = 8192
 
@@ -194,8 +196,31 @@ def _facts(shards: Shards, number: int) -> dict[str, Any]:
 
 
 def _stored_facts(path: Path) -> dict[str, Any] | None:
+    """What `shards_to_parquet` has left in a file; None in one of another tool."""
     metadata = parquet_file(path).schema_arrow.metadata or {}
-    return json.loads(metadata[_KEY]) if _KEY in metadata else None
+    if _KEY not in metadata:
+        return None
+    facts: Any = None
+    with suppress(ValueError):
+        facts = json.loads(metadata[_KEY])
+    if not _are_facts(facts):
+        raise ValueError(
+            f"{path}: the metadata `arcface_keras` of its schema must be what shards_to_parquet wrote "
+            f"(without it the rows are taken as another tool's). Received: {metadata[_KEY][:100]!r}."
+        )
+    return dict(facts)
+
+
+def _are_facts(facts: Any) -> bool:
+    if not isinstance(facts, dict) or "source" not in facts:
+        return False
+    unreadable = facts.get("unreadable")
+    return (
+        all(isinstance(facts.get(name), kind) for name, kind in _TYPES.items())
+        and isinstance(facts["source"], dict | None)
+        and isinstance(unreadable, dict)
+        and all(row.isdecimal() and isinstance(why, str) for row, why in unreadable.items())
+    )
 
 
 def _own_files(folder: Path) -> dict[int, Path]:

@@ -1,7 +1,10 @@
 """Numbered files of one folder, written to a plan: a killed writer goes on where it was."""
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,10 @@ class PlannedShards:
     """The files of a plan that are there and whole, and what makes the folder a finished one.
 
     Until `write_manifest` the folder holds `plan.json`, and beside each `PREFIX-00000.SUFFIX` a
-    `PREFIX-00000.json`, its entry for the manifest (`file`, `start`, `rows`, `checksum`, ...). Opened with
-    the same plan, files whose checksums are right are kept; with another, or one whose `source` is None, it
-    begins afresh.
+    `PREFIX-00000.json`, its entry for the manifest (`file`, `start`, `rows`, `checksum`, ...) and the digest
+    of the `plan` that it was written to, which tells it from what a process of an older plan still writes.
+    Opened with the same plan, files whose checksums are right are kept; with another, or one whose `source`
+    is None, it begins afresh.
 
     Args:
         folder: made where it is missing.
@@ -36,9 +40,14 @@ class PlannedShards:
     ) -> None:
         self.folder, self.plan, self.prefix, self._check = Path(folder), dict(plan), prefix, check
         self.entries: dict[int, dict[str, Any]] = {}
-        self._files = f"{prefix}-[0-9][0-9][0-9][0-9][0-9]"
+        self._number = rf"{prefix}-\d{{5,}}"
         with explained(self.folder / PLAN):
             self._open()
+
+    @property
+    def digest(self) -> str:
+        """Of the plan; whoever writes a shard for this writer enters it as `plan`."""
+        return hashlib.blake2b(json.dumps(self.plan, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @property
     def count(self) -> int:
@@ -67,16 +76,21 @@ class PlannedShards:
             ValueError: a shard is missing.
         """
         self.check_complete()
-        entries = [self.entries[number] for number in range(self.count)]
+        # The plan itself stands beside them.
+        entries = [
+            {name: value for name, value in self.entries[number].items() if name != "plan"}
+            for number in range(self.count)
+        ]
         with explained(self.folder / MANIFEST):
             write_json(self.folder / MANIFEST, self.plan | dict(facts) | {"shards": entries})
             # Processes that were killed while others went on have left temporary files.
-            self._remove((PLAN, f"{self._files}.json", f".{self._files}-*"))
+            for path in self._found(rf"{PLAN}|{self._number}\.json|\.{self._number}-.*"):
+                path.unlink(missing_ok=True)
 
     def look(self) -> None:
         """Take in the shards that other processes have written since."""
         for number in self.missing:
-            self._keep(number, _json_or_none(self.folder / f"{self.prefix}-{number:05d}.json"))
+            self.keep_own(number, _json_or_none(self.folder / f"{self.prefix}-{number:05d}.json"))
 
     def _open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -87,19 +101,25 @@ class PlannedShards:
         elif self._goes_on(plan):
             self.look()
         # Temporary files of a killed process; the names are those of `atomic_path`.
-        self._remove((f".{self._files}-*", ".plan-*.json", ".ids-*.json", ".manifest-*.json"))
+        for path in self._found(rf"\.{self._number}-.*|\.(plan|ids|manifest)-.*\.json"):
+            path.unlink(missing_ok=True)
         if self._goes_on(manifest) and not self.missing:
             return
         # Whatever moment this is killed at: a plan only ever stands beside shards of its own, and a manifest
         # beside shards of its own or none.
         for number, entry in self.entries.items():
-            write_json(self.folder / f"{self.prefix}-{number:05d}.json", entry)
+            write_json(self.folder / f"{self.prefix}-{number:05d}.json", entry | {"plan": self.digest})
         names = {f"{self.prefix}-{number:05d}" for number in self.entries}
-        for path in self.folder.glob(f"{self._files}.*"):
+        for path in self._found(rf"{self._number}\.\w+"):
             if path.stem not in names:
                 path.unlink(missing_ok=True)
         write_json(self.folder / PLAN, self.plan)
-        self._remove((MANIFEST,))
+        (self.folder / MANIFEST).unlink(missing_ok=True)
+
+    def keep_own(self, number: int, entry: Any) -> None:
+        """Keep a shard that was written to this plan, if it is a whole one."""
+        if isinstance(entry, dict) and entry.get("plan") == self.digest:
+            self._keep(number, entry)
 
     def _keep(self, number: int, entry: Any) -> None:
         """Keep the shard of an entry if it is a whole one of this plan."""
@@ -118,10 +138,9 @@ class PlannedShards:
             and all(found.get(key) == value for key, value in self.plan.items())
         )
 
-    def _remove(self, patterns: Sequence[str]) -> None:
-        for pattern in patterns:
-            for path in self.folder.glob(pattern):
-                path.unlink(missing_ok=True)
+    def _found(self, name: str) -> list[Path]:
+        """Files whose whole name is as this regular expression says."""
+        return [path for path in self.folder.iterdir() if re.fullmatch(name, path.name)]
 
 
 def _json_or_none(path: Path) -> Any:

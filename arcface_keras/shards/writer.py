@@ -98,7 +98,7 @@ class ShardWriter(PlannedShards):
         Raises:
             ValueError: the shard is not there, or not with the bytes of the entry.
         """
-        self._keep(number, dict(entry))
+        self.keep_own(number, dict(entry))
         if number in self.missing:
             raise ValueError(
                 f"{self.folder / str(entry.get('file'))} must be there as it was written: the folder must "
@@ -124,7 +124,13 @@ class ShardWriter(PlannedShards):
         hint = "" if plan["source"] is None else _HINT
         with explained(self.folder / f"{shard_name(number)}.npy", hint):
             self.entries[number] = write_shard(
-                self.folder, number, rows, start=part.start, dtype=plan["dtype"], unreadable=unreadable
+                self.folder,
+                number,
+                rows,
+                start=part.start,
+                plan=self.digest,
+                dtype=plan["dtype"],
+                unreadable=unreadable,
             )
 
     def finish(self, ids: Sequence[str]) -> None:

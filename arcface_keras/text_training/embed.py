@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from arcface_keras.cluster import is_on_ray
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue, read_catalogue
 from arcface_keras.embed_ray import session_if_on_ray, write_on_ray
@@ -54,20 +54,16 @@ def embed_titles_of(config: RunConfig, *, progress: bool = False) -> RunFolder:
     with run.exclusive(), session_if_on_ray(config):
         started = time.perf_counter()
         embedder = load_title_embedder(run.require(run.embedder, "train"), batch_size=config.batch_size)
-        begin_stage(run, "embed")
         listings = read_catalogue(required_path(config, "test"), None)
         logger.info("embed: %d listings", len(listings))
-        both = [run.embeddings, run.embeddings_untrained]
+        networks = _networks(config, run, embedder, labelled=listings.label_groups is not None)
+        # All that can go wrong without a title has been done: from here on files change.
+        begin_stage(run, "embed")
+        bad: dict[int, str] = {}
+        for network, folders in networks:
+            bad |= _embed(config, network, listings, folders, progress)
         if listings.label_groups is None:
-            bad = _embed(config, embedder, listings, both[:1], progress)
             shutil.rmtree(run.embeddings_untrained, ignore_errors=True)
-        elif config.epochs == 0:
-            bad = _embed(config, _with_pooled_features(embedder), listings, both, progress)
-        else:
-            bad = _embed(config, embedder, listings, both[:1], progress)
-            untrained = new_title_embedder(config.replace(embedding_size=0))
-            # Without the neck that has learnt nothing: the mean of the hidden states, as pretrained.
-            _embed(config, _pooled(untrained), listings, both[1:], progress)
         write_listings(run, listings)
         if bad:
             logger.warning("matched to itself only: %d listings without a title", len(bad))
@@ -91,8 +87,8 @@ def embed_title_gallery(config: RunConfig, csv: str, *, labelled: bool, progress
     with run.exclusive(), session_if_on_ray(config):
         started = time.perf_counter()
         embedder = load_title_embedder(run.require(run.embedder, "train"), batch_size=config.batch_size)
-        begin_stage(run, "embed_gallery")
         listings = read_catalogue(csv, None, labelled=labelled or None)
+        begin_stage(run, "embed_gallery")
         logger.info("embed: %d listings of the gallery", len(listings))
         # The labels come last, as in `Gallery.save`: without them the gallery does not load.
         (run.gallery / LABELS).unlink(missing_ok=True)
@@ -103,6 +99,20 @@ def embed_title_gallery(config: RunConfig, csv: str, *, labelled: bool, progress
         facts = {"csv": str(listings.csv_path.resolve())} | stage_facts(listings, bad)
         record_stage(run, config, "embed_gallery", facts, time.perf_counter() - started)
     return run
+
+
+def _networks(
+    config: RunConfig, run: RunFolder, embedder: TitleEmbedder, *, labelled: bool
+) -> list[tuple[TitleEmbedder, list[Path]]]:
+    """The networks to run, each with a folder for every output: the embedder, and a floor to score."""
+    both = [run.embeddings, run.embeddings_untrained]
+    if not labelled:
+        return [(embedder, both[:1])]
+    if config.epochs == 0:
+        return [(_with_pooled_features(embedder), both)]
+    # Without the neck that has learnt nothing: the mean of the hidden states, as pretrained.
+    untrained = _pooled(new_title_embedder(config.replace(embedding_size=0)))
+    return [(embedder, both[:1]), (untrained, both[1:])]
 
 
 def _with_pooled_features(embedder: TitleEmbedder) -> TitleEmbedder:
