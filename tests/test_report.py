@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -522,6 +523,18 @@ class Opened:
     page: Page
     title: str
     console: list[str]
+
+
+def test_report_of_matches_made_on_a_cluster_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_run(tmp_path, labelled=True, steps="mutual_filter alpha_query_expansion:k=3,alpha=1")
+    run_json = RunFolder(Path(config.out)).run_json
+    content = json.loads(run_json.read_text())
+    content["config"] |= {"engine": "ray", "address": "127.0.0.1:1"}
+    run_json.write_text(json.dumps(content))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "mutual filter" in report(RunConfig.load(run_json)).read_text("utf-8")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arcface_keras._files import read_json, write_text
+from arcface_keras._on_ray import is_on_ray
 from arcface_keras.ablation import ablate_listings
 from arcface_keras.config import RunConfig
 from arcface_keras.held_out import load_held_out
@@ -186,7 +187,9 @@ def _ablation(data: RunData) -> list[dict[str, Any]]:
     if len(data) + sum(len(part.embeddings) for part in held_out) > ABLATE_UP_TO:
         return []
     listings = load_listings(data.run, data.embeddings, held_out)
-    search = search_options(data.config)
+    # So few rows need no cluster, which may be gone by now.
+    config = data.config.replace(engine="exact") if is_on_ray(data.config.engine) else data.config
+    search = search_options(config)
     return ablate_listings(listings, held_out, data.labels, steps, search=search, seed=data.config.seed)
 
 
