@@ -230,16 +230,21 @@ def test_train_without_unseen_groups_can_not_be_chosen_by_them(config: RunConfig
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stage", "step", "every"), [("top", 3, 0), ("whole", 2, 0), ("whole", 6, 0), ("whole", 6, 2)]
-)
+@pytest.mark.timeout(600)
 def test_train_that_was_cut_off_ends_as_one_that_was_not(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, step: int, every: int
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "_SECONDS_BETWEEN_SAVES", 0.0)
-    config = config.replace(**EVERYTHING, checkpoint_steps=every)
-    straight = train(config)
-    cut = config.replace(out=str(tmp_path / "cut"))
+    straight = train(config.replace(**EVERYTHING))
+    for number, cut in enumerate([("top", 3, 0), ("whole", 2, 0), ("whole", 6, 0), ("whole", 6, 2)]):
+        other = config.replace(**EVERYTHING, out=str(tmp_path / f"cut-{number}"))
+        check_cut_off(straight, other, monkeypatch, *cut)
+
+
+def check_cut_off(
+    straight: RunFolder, cut: RunConfig, monkeypatch: pytest.MonkeyPatch, stage: str, step: int, every: int
+) -> None:
+    cut = cut.replace(checkpoint_steps=every)
     with monkeypatch.context() as patch:
         kill_at(patch, stage, step)
         with pytest.raises(Killed, match="in the midst"):
