@@ -1,5 +1,6 @@
 """What every engine and every post-processing step must do, as checks that a test runs over all of them."""
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -78,6 +79,25 @@ def check_search(
             atol=6e-8,
             err_msg=f"row {i} has other similarities",
         )
+
+
+def arrays_in_circles(run: Callable[[], object], least: int = 20_000) -> list[tuple[int, ...]]:
+    """Shapes of the arrays, of `least` bytes or more, that only a search for circles of objects would free.
+
+    A process of few large objects hardly ever does one, so what it holds grows task by task.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        run()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        held = {id(array): array for owner in gc.garbage for array in gc.get_referents(owner)}
+        return [a.shape for a in held.values() if isinstance(a, np.ndarray) and a.nbytes >= least]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def memory_of(

@@ -4,10 +4,11 @@ import logging
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from matching_contracts import Search, check_search, clustered_rows
+from matching_contracts import Search, arrays_in_circles, check_search, clustered_rows
 from ray_nodes import folder_in_memory
 
 from arcface_keras.cluster import ray_session
@@ -173,6 +174,25 @@ def test_engine_of_another_library_gives_the_bytes_of_exact(
     for name in ("indptr", "indices", "similarities"):
         assert getattr(other, name).tobytes() == getattr(first, name).tobytes(), name
     assert other.recall == 1
+
+
+@pytest.mark.parametrize("bounds", [{"k": 5}, {"threshold": 0.6}])
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"ray", "ray_pruned"}))
+def test_engine_leaves_nothing_in_circles(
+    engine: str, bounds: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    find_package(engine, request)
+    rows = clustered_rows(2000, 32, seed=1)
+    find_neighbors(rows, engine=engine, **bounds)
+    assert arrays_in_circles(lambda: find_neighbors(rows, engine=engine, **bounds)) == []
+
+
+def test_arrays_in_circles_are_found() -> None:
+    def tie() -> None:
+        owner: dict[str, Any] = {"rows": np.zeros((100, 100))}
+        owner["self"] = owner
+
+    assert arrays_in_circles(tie) == [(100, 100)]
 
 
 def test_auto_estimates_by_rows_columns_and_cores() -> None:

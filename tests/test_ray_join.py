@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matching_contracts import clustered_rows
+from matching_contracts import clustered_rows, memory_of
 from ray_nodes import folder_in_memory, ray_cluster
 
 from arcface_keras._progress import progress_bar
@@ -52,6 +53,22 @@ def save(folder: Path, rows: np.ndarray, *, shard_rows: int = 65_536, dtype: str
         writer.write(number, rows[writer.rows_of(number)])
     writer.finish([f"id{row}" for row in range(len(rows))])
     return folder
+
+
+def joined_rows(source: Path, destination: Path, memory_mb: float) -> int:
+    """As a process of a cluster does one task after the other."""
+    return join_shards(source, destination, k=10, engine="exact", memory_mb=memory_mb, threads=1).rows
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to read the resident memory")
+def test_tasks_stay_in_their_memory_one_after_the_other(tmp_path: Path) -> None:
+    """28 pairs of blocks of 64 MB of rows, none of which may leave anything to the next."""
+    rows = clustered_rows(32_000, 512, seed=1)
+    small, large = save(tmp_path / "small", rows[:500]), save(tmp_path / "large", rows, shard_rows=4096)
+    first = partial(joined_rows, small, tmp_path / "first", 64)
+    found, extra = memory_of(partial(joined_rows, large, tmp_path / "graph", 64), first)
+    assert found == 32_000
+    assert extra < 64
 
 
 def check_same(found: NeighborGraph, expected: NeighborGraph) -> None:

@@ -6,6 +6,7 @@ of a float64 brute force rounded to float32.
 """
 
 import threading
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,9 @@ class Join:
             limits = RowLimits(
                 np.maximum(limits.limit, least), np.maximum(limits.later, least), limits.column
             )
+        # A method instead would tie the join and its blocks to each other, and all rows to both, until
+        # Python looks for such circles, which a process of few large objects hardly ever does.
+        self.rescore = partial(_similarities, queries, columns)
         self.entries = 0
         self.blocks = [
             BlockCollector(
@@ -146,10 +150,6 @@ class Join:
         for block in self.blocks:
             block.settle()
 
-    def rescore(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """(p,) float32 true similarities."""
-        return pair_similarities(self.queries, rows, self.columns, columns)
-
     def finish(self, asked: int | None, recall: float) -> NeighborGraph:
         """Join the blocks, each released as soon as it is sorted; `asked` is the k that was asked for."""
         counts, indices, similarities = (
@@ -217,6 +217,13 @@ class Join:
                     f"Received: threshold={self.threshold}, more than {self.entries // len(self.queries)} "
                     f"neighbours a row."
                 )
+
+
+def _similarities(
+    queries: np.ndarray, columns: np.ndarray, rows: np.ndarray, numbers: np.ndarray
+) -> np.ndarray:
+    """(p,) float32 true similarities."""
+    return pair_similarities(queries, rows, columns, numbers)
 
 
 def _first(rows: Rows) -> int:
