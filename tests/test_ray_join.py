@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matching_contracts import clustered_rows, memory_of
+from matching_contracts import arrays_in_circles, clustered_rows, memory_of
 from ray_nodes import folder_in_memory, ray_cluster
 
 from arcface_keras._progress import progress_bar
@@ -69,6 +69,17 @@ def test_tasks_stay_in_their_memory_one_after_the_other(tmp_path: Path) -> None:
     found, extra = memory_of(partial(joined_rows, large, tmp_path / "graph", 64), first)
     assert found == 32_000
     assert extra < 64
+
+
+@pytest.mark.parametrize("bounds", [{"k": 10}, {"threshold": 0.6}])
+def test_tasks_leave_nothing_in_circles(tmp_path: Path, bounds: dict[str, Any]) -> None:
+    source = save(tmp_path / "rows", clustered_rows(4000, 64, seed=1))
+
+    def run() -> None:
+        join_shards(source, tmp_path / "graph", **bounds, engine="exact", memory_mb=8)
+        expand_shards(source, tmp_path / "graph", tmp_path / "expanded", k=3, alpha=1.0, engine="exact")
+
+    assert arrays_in_circles(run) == []
 
 
 def check_same(found: NeighborGraph, expected: NeighborGraph) -> None:
