@@ -162,7 +162,7 @@ class RunConfig:
     resume: bool = option(False, "go on with a training of this run folder that was cut off")
 
     flip_average: bool = option(
-        False, "embed each photo and its mirror image, and take the mean; twice the time of embed"
+        False, "embed each photo and its mirror image, and take the mean; twice the time of embed; demo does"
     )
     embed_engine: Literal["tensorflow", "openvino"] = option(
         "tensorflow", "what runs the network in the embed stage; openvino is faster on processors (extra)"

@@ -29,7 +29,7 @@ from arcface_keras.embed_source import embed_source
 from arcface_keras.gallery import LABELS
 from arcface_keras.inference import PhotoRecipe, output_widths
 from arcface_keras.inference.engines import find_engine
-from arcface_keras.models import load_model
+from arcface_keras.models import load_model, read_metadata
 from arcface_keras.run_folder import RunFolder, begin_stage, record_stage, required_path
 from arcface_keras.train import log_unreadable, new_embedder
 
@@ -83,6 +83,13 @@ def _embed_listings(config: RunConfig, run: RunFolder, progress: bool) -> None:
     if config.compute_phash:
         listings = with_hashes(listings, workers=config.workers, progress=progress)
     logger.info("embed: %d listings", len(listings))
+    trained = read_metadata(run.embedder).get("flip_average", config.flip_average)
+    if trained != config.flip_average:
+        logger.warning(
+            "flip_average is %s, and was %s in training: thresholds were chosen for other embeddings",
+            config.flip_average,
+            trained,
+        )
     networks = _networks(config, run, embedder, labelled=listings.label_groups is not None)
     # All that can go wrong without a photo has been done: from here on files change.
     begin_stage(run, "embed")

@@ -22,7 +22,7 @@ from arcface_keras.data.contents import content_digests
 from arcface_keras.features import feature_batches, frozen_features
 from arcface_keras.models.digest import model_digest
 
-__all__ = ["cached_features", "load_rows", "model_digest", "save_rows"]
+__all__ = ["cached_features", "check_cache", "load_rows", "model_digest", "save_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,8 @@ def cached_features(
     options: dict[str, Any] = {"views": views, "batch_size": batch_size, "seed": seed}
     if cache is None or not len(paths):
         return frozen_features(extractor, paths, image_size, **options, workers=workers, progress=progress)
+    check_cache(cache)
     folder = Path(cache)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"cache must name a folder. Received: cache={os.fspath(cache)!r}, a file.")
     _remove_stale(folder)
     digests = content_digests(paths, workers=workers, progress=progress)
     chunks = _chunks(folder, model_digest(extractor), digests, image_size, views, batch_size, seed)
@@ -106,6 +105,12 @@ def cached_features(
     )
     _fill(result, missing, batches)
     return result
+
+
+def check_cache(cache: str | os.PathLike[str] | None) -> None:
+    """Raise ValueError where features cannot be kept in a folder because it is a file."""
+    if cache is not None and Path(cache).exists() and not Path(cache).is_dir():
+        raise ValueError(f"cache must name a folder. Received: cache={os.fspath(cache)!r}, a file.")
 
 
 def _chunks(

@@ -5,6 +5,7 @@ import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,7 +18,7 @@ from arcface_keras.fitting import Circumstances, HistoryRow, fit_top, fit_whole
 from arcface_keras.heads import HEADS, MarginHead, Warmup
 from arcface_keras.heads.create import create_head
 from arcface_keras.models import split_embedder
-from arcface_keras.run_folder import RunFolder
+from arcface_keras.run_folder import RunFolder, finished_stage
 from arcface_keras.training.batches import group_weights
 from arcface_keras.training.checkpoints import Journal
 from arcface_keras.training.course import Choice, Saving
@@ -137,7 +138,7 @@ class Workshop:
                 Saving(self.journal, part, config.checkpoint_steps if last else 0, seconds),
                 own,
                 material.inputs.names[learnt],
-                (lambda rows: write_history(self.run.history, [*before, *rows])) if config.epochs else None,
+                (lambda rows: write_history(self._history, [*before, *rows])) if config.epochs else None,
                 self.run.path / "tensorboard" / stage.replace(" ", "-") if config.tensorboard else None,
                 self.progress,
             )
@@ -170,6 +171,12 @@ class Workshop:
                 circumstances=around(whole, True, 0.0),
             )
         return history
+
+    @property
+    def _history(self) -> Path:
+        """Where the epochs so far are shown: not in the place of a training that is still the run's."""
+        finished = finished_stage(self.run, "train")
+        return self.journal.folder / "history.csv" if finished else self.run.history
 
     def _watched(self, kept: np.ndarray) -> tuple[Watched | None, np.ndarray]:
         """What to watch, its labels not yet numbered, and the rows to learn."""
@@ -270,18 +277,22 @@ def training_facts(config: RunConfig, catalogue: Catalogue, content: Sequence[ob
     return {"config": asdict(config), "listings": digest.hexdigest()}
 
 
-def check_same_training(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise where options or listings differ, except for what decides neither weights nor held-out rows."""
-    old, new = before["config"], now["config"]
+def changed_options(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Options that differ, with both values, but for what decides neither weights nor held-out rows."""
     free = {*_FREE, *_LATER}
     changed = [name for name in new if name not in free and old.get(name) != new[name]]
+    return ", ".join(f"{name}={new[name]!r} after {name}={old.get(name)!r}" for name in changed)
+
+
+def check_same_training(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise where options or listings differ, except for what decides neither weights nor held-out rows."""
+    changed = changed_options(before["config"], now["config"])
     if changed:
-        values = ", ".join(f"{name}={new[name]!r} after {name}={old.get(name)!r}" for name in changed)
-        raise ValueError(f"a training that is resumed must keep its options. Received: {values}.")
+        raise ValueError(f"a training that is resumed must keep its options. Received: {changed}.")
     if before["listings"] != now["listings"]:
         raise ValueError(
             "a training that is resumed must find the listings, photos and titles it began with. "
-            f"Received: train={new['train']} with other content."
+            f"Received: train={now['config']['train']} with other content."
         )
 
 

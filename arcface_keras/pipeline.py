@@ -183,10 +183,11 @@ def _run(config: RunConfig, progress: bool) -> list[Score]:
 
 
 def demo_config(**changes: Any) -> RunConfig:
-    """The configuration of `demo`: the defaults and mirror images, on the photos of the package."""
+    """The configuration of `demo`: the package's listings, the defaults and, of photos, mirror images."""
     sample = sample_folder()
     paths = {"train": sample / "train.csv", "test": sample / "test.csv", "images": sample / "images"}
-    return RunConfig.from_dict({"out": "runs/demo", "flip_average": True, **paths, **changes})
+    of_photos = {"flip_average": True} if changes.get("modality", "image") == "image" else {}
+    return RunConfig.from_dict({"out": "runs/demo", **of_photos, **paths, **changes})
 
 
 def demo(config: RunConfig | None = None, *, progress: bool = False) -> list[Score]:

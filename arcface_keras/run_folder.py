@@ -200,7 +200,7 @@ def record_stage(
     Later stages that ran before are struck out: what they wrote belongs to another embedder or catalogue.
     """
     content = read_json(run.run_json) if run.run_json.exists() else {}
-    content["config"] = dataclasses.asdict(config)
+    content["config"] = dataclasses.asdict(config) | {"resume": False}
     content["seed"] = config.seed
     content["versions"] = versions()
     content["machine"] = machine_facts()

@@ -79,6 +79,8 @@ class _Photos:
         config = self.config
         extractor = split_embedder(embedder)[0]
         views = min(config.views, 2) if config.augment == "none" or not config.top_epochs else config.views
+        # The second is the mirror image, which held-out groups are averaged with.
+        views = max(views, 2) if config.flip_average else views
         return cached_features(
             extractor,
             catalogue.paths,

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,12 +19,20 @@ from arcface_keras.config import RunConfig
 from arcface_keras.data.catalogue import Catalogue
 from arcface_keras.data.folds_file import write_folds
 from arcface_keras.embeddings import Embeddings
+from arcface_keras.feature_cache import check_cache
 from arcface_keras.heads import HEADS
 from arcface_keras.heads.create import create_head
 from arcface_keras.held_out import HeldOut, save_held_out
 from arcface_keras.listings import column_or_none
 from arcface_keras.models import save_embedder, split_embedder
-from arcface_keras.parts import Material, Workshop, check_monitor, check_same_training, training_facts
+from arcface_keras.parts import (
+    Material,
+    Workshop,
+    changed_options,
+    check_monitor,
+    check_same_training,
+    training_facts,
+)
 from arcface_keras.run_folder import RunFolder, begin_stage, finished_stage, record_stage
 from arcface_keras.training.checkpoints import Journal
 from arcface_keras.training.devices import training_strategy
@@ -83,6 +92,7 @@ def train_stage(kind: Kind) -> RunFolder:
     config = kind.config
     create_head(HEADS, config.head, [1, 2])
     check_monitor(config)
+    check_cache(config.cache)
     if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ImportError("--tensorboard needs the package tensorboard: pip install tensorboard")
     run = RunFolder(Path(config.out))
@@ -91,6 +101,9 @@ def train_stage(kind: Kind) -> RunFolder:
         if config.resume and finished_stage(run, "train") and not journal.begun:
             journal.discard()
             logger.info("train: %s is trained, there is nothing to go on with", run.path)
+            changed = changed_options(asdict(RunConfig.load(run.run_json)), asdict(config))
+            if changed:
+                logger.warning("train: without effect on what is trained: %s", changed)
         else:
             _train(kind, run, journal)
     return run
@@ -112,6 +125,8 @@ def _train(kind: Kind, run: RunFolder, journal: Journal) -> None:
             folds = training_folds(config, catalogue, progress=kind.progress)
             embedder = kind.network()
             if not resumed:
+                if journal.begun:
+                    logger.warning("train: what was cut off before is discarded; --resume goes on with it")
                 with _explained(run, "Nothing was saved yet."):
                     journal.begin(facts)
             material = _prepare(kind, embedder, catalogue, folds, journal.folder / "features")
@@ -131,7 +146,7 @@ def _train(kind: Kind, run: RunFolder, journal: Journal) -> None:
         "folds": int(material.folds.max()) + 1,
         "devices": int(strategy.num_replicas_in_sync),
     }
-    record_stage(run, config.replace(resume=False), "train", outcome, time.perf_counter() - started)
+    record_stage(run, config, "train", outcome, time.perf_counter() - started)
     journal.discard()
 
 

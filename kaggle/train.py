@@ -19,12 +19,12 @@ TRAIN_IMAGES = os.environ.get("ARCFACE_KERAS_TRAIN_IMAGES", "")  # only where th
 CHANGES = {}  # options other than those of the bundled run, such as {"epochs": 5, "batch_size": 64}
 
 started = time.perf_counter()
-wheels: dict[str, list[str]] = {}
+wheels: dict[bytes, list[str]] = {}  # by what is in them: a newer one may have the name of an older
 for folder, folders, names in os.walk(INPUT, followlinks=True):
     folders[:] = [name for name in folders if not name.endswith("images")]  # tens of thousands of photos
     for name in names:
         if name.startswith("arcface_keras-") and name.endswith(".whl"):
-            wheels.setdefault(name, []).append(os.path.join(folder, name))
+            wheels.setdefault(Path(folder, name).read_bytes(), []).append(os.path.join(folder, name))
 if len(wheels) > 1:
     places = ", ".join(sorted(path for paths in wheels.values() for path in paths))
     raise SystemExit(f"one wheel must be attached. Received: {places}.")

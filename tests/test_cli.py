@@ -114,3 +114,11 @@ def test_photos_are_asked_for_unless_titles_are_embedded(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"images must be given \(--images PATH\)"):
         pipeline.run(config)
     assert len(pipeline.listings_to_match(config.replace(modality="text"))) == 1
+
+
+def test_demo_averages_mirror_images_of_photos_alone() -> None:
+    from arcface_keras.pipeline import demo_config
+
+    assert demo_config().flip_average
+    assert not demo_config(flip_average=False).flip_average
+    assert not demo_config(modality="text").flip_average

@@ -35,13 +35,15 @@ def put(root: Path, *names: str) -> None:
         (root / name).write_text("x")
 
 
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 @pytest.mark.parametrize("name", ["infer", "train"])
 def test_script_refuses_two_different_wheels(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newer = WHEEL.replace("0.1.0", "0.2.0")
-    put(tmp_path, f"mine/{newer}", f"datasets/somebody/wheel/{WHEEL}")
-    message = rf"^one wheel must be attached. Received: \S+/wheel/{WHEEL}, \S+/mine/{newer}\.$"
+    newer = f"mine/{WHEEL.replace('0.1.0', version)}"
+    put(tmp_path, newer, f"datasets/somebody/wheel/{WHEEL}")
+    (tmp_path / newer).write_text("made anew")
+    message = rf"^one wheel must be attached. Received: \S+/wheel/{WHEEL}, \S+/{newer}\.$"
     with pytest.raises(SystemExit, match=message):
         install(name, tmp_path, monkeypatch)
 

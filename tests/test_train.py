@@ -255,3 +255,17 @@ def test_fit_that_diverges_says_where() -> None:
             batch_size=8,
             seed=0,
         )
+
+
+def test_train_with_mirror_images_holds_groups_out_with_them_whatever_the_views(
+    config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held_out = {}
+    for views in (1, 2):
+        run = train(config.replace(views=views, flip_average=True, out=str(tmp_path / str(views))))
+        held_out[views] = np.concatenate([part.embeddings.rows for part in load_held_out(run.held_out)])
+    np.testing.assert_array_equal(held_out[1], held_out[2])
+    embed(config.replace(out=str(tmp_path / "2"), flip_average=True))
+    assert "thresholds were chosen for other embeddings" not in caplog.text
+    embed(config.replace(out=str(tmp_path / "2")))
+    assert "flip_average is False, and was True in training: thresholds were chosen for other" in caplog.text

@@ -318,6 +318,9 @@ def test_train_resumed_after_its_end_does_nothing(
     with caplog.at_level(logging.INFO):
         train(config.replace(resume=True, train=None))
     assert "is trained, there is nothing to go on with" in caplog.text
+    with caplog.at_level(logging.INFO):
+        train(config.replace(resume=True, m=0.7))
+    assert "without effect on what is trained: m=0.7 after m=0.3" in caplog.text
     assert run.embedder.stat().st_mtime_ns == before
 
 
@@ -447,6 +450,28 @@ def test_train_whose_weights_are_not_finite_names_the_step_that_made_them_so(
         r"batch of train_\d_\d\.png, .*The last checkpoint is whole",
     ):
         train(config)
+
+
+def test_train_anew_says_what_it_discards_keeps_features_and_the_older_history(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train(config.replace(epochs=1, top_epochs=1))
+    before = run.history.read_bytes()
+    monkeypatch.setattr(parts, "_SECONDS_BETWEEN_SAVES", 0.0)
+    with monkeypatch.context() as patch:
+        kill_at(patch, "whole", 5)
+        with pytest.raises(Killed, match="in the midst"):
+            train(config)
+    assert run.history.read_bytes() == before, "the embedder is still the older one"
+    assert "whole,1" in (run.path / "checkpoint" / "history.csv").read_text()
+    (run.path / "file").touch()
+    with pytest.raises(ValueError, match=r"cache must name a folder"):
+        train(config.replace(cache=str(run.path / "file")))
+    assert Journal(run.path / "checkpoint").load("embedder") is not None, "a bad option costs nothing"
+    monkeypatch.setattr(features, "_run_batches", lambda *a, **k: pytest.fail("passed again"))
+    train(config.replace(learning_rate=5e-3))
+    assert "what was cut off before is discarded; --resume goes on with it" in caplog.text
+    assert len(rows(run)) == 5
 
 
 def test_journal_says_whether_going_on_spares_work(tmp_path: Path) -> None:

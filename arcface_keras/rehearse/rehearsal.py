@@ -115,10 +115,10 @@ def rehearse(
     require_photos(config, "rehearse")
     run = RunFolder(Path(config.out))
     run.require(run.embedder, "train")
-    listings, embedded = _real_listings(config), sample_rows or rows
+    (listings, unused), embedded = _real_listings(config), sample_rows or rows
     changes = {name: getattr(config, name) for name in _OPTIONS}
     trials, problems = [], warn_of_absent_engine(config)
-    notes = [_source_note(listings, embedded, rows), _links_note(listings, distinct, embedded)]
+    notes = [_source_note(listings, embedded, rows), *unused, _links_note(listings, distinct, embedded)]
     with tempfile.TemporaryDirectory(prefix="arcface-keras-rehearsal-") as folder:
         for number in (*SMALL, embedded):
             place = Path(folder) / str(number)
@@ -128,7 +128,10 @@ def rehearse(
             task = _task(config, run, csv, images, place / "run", changes)
             trials.append(run_trial(task, number))
             faults = submission_faults(RunFolder(place / "run"), read_ids(csv))
-            problems += [f"{number} rows: {text}" for text in [*faults, *_unread(place / "run", number)]]
+            unread = read_json(RunFolder(place / "run").run_json)["stages"]["embed"].get("unreadable", {})
+            problems += [f"{number} rows: {text}" for text in [*faults, *_unread(unread, number)]]
+            if unread:
+                notes.append(f"{len(unread)} of {number} photos could not be read, as the real ones.")
         if sample_rows is not None and sample_rows < rows:
             ids = widen(place / "run", rows)
             wide = run_trial({"work": str(place / "run"), "stages": ["match", "submit"]}, rows)
@@ -147,9 +150,8 @@ def rehearse(
     return result
 
 
-def _unread(work: Path, rows: int) -> list[str]:
+def _unread(reasons: dict[str, str], rows: int) -> list[str]:
     """A few broken photos do not end a run, but where none can be read it is not the photos' fault."""
-    reasons = read_json(RunFolder(work).run_json)["stages"]["embed"].get("unreadable", {})
     if rows <= SMALL[-1] or len(reasons) < rows:
         return []
     return [f"no photo could be read, the first because {next(iter(reasons.values()))}"]
@@ -169,7 +171,7 @@ def _source_note(listings: Catalogue, embedded: int, rows: int) -> str:
 def _links_note(listings: Catalogue, distinct: int, embedded: int) -> str:
     note = "Seconds are this machine's"
     if distinct >= embedded:
-        return f"{note}; every photo that was embedded was encoded anew."
+        return f"{note}; every photo that was embedded, and can be read, was encoded anew."
     note = f"{note}. {distinct} photos were encoded anew"
     as_they_are, links = min(len(listings), embedded) - distinct, embedded - max(len(listings), distinct)
     if as_they_are > 0:
@@ -182,8 +184,8 @@ def _links_note(listings: Catalogue, distinct: int, embedded: int) -> str:
     return f"{note}."
 
 
-def _real_listings(config: RunConfig) -> Catalogue:
-    """The test listings, or the training ones where those are more; only such whose photo is there.
+def _real_listings(config: RunConfig) -> tuple[Catalogue, list[str]]:
+    """The test listings, or the training ones where those are more, whose photo is there; what was not read.
 
     Raises:
         ValueError, OSError, ImportError: neither catalogue can be read.
@@ -203,7 +205,8 @@ def _real_listings(config: RunConfig) -> Catalogue:
         found.append(listings.take(np.array([Path(path).is_file() for path in listings.paths], dtype=bool)))
     if not found:
         raise failures[0]
-    return max(found, key=len)
+    unused = [f"Not used, since it cannot be read: {error}" for error in failures]
+    return max(found, key=len), unused if config.train else []
 
 
 def _task(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from arcface_keras._progress import progress_bar
-from arcface_keras.feature_cache import load_rows, save_rows
+from arcface_keras.feature_cache import check_cache, load_rows, save_rows
 from arcface_keras.models.digest import model_digest
 from arcface_keras.text_training.titles import TitleEmbedder
 
@@ -46,8 +46,7 @@ def title_features(
     """
     file = None
     if cache is not None:
-        if Path(cache).exists() and not Path(cache).is_dir():
-            raise ValueError(f"cache must name a folder. Received: cache={os.fspath(cache)!r}, a file.")
+        check_cache(cache)
         text = json.dumps(title_source(extractor, titles), sort_keys=True)
         name = hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
         file = Path(cache) / f"titles-{name}.npy"

@@ -48,9 +48,13 @@ class Journal:
         return (self.folder / "training.json").exists()
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Forget what was there, and say what is trained now."""
-        self.discard()
+        """Forget what was there, but for the features of photos, and say what is trained now."""
+        (self.folder / "training.json").unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if not path.is_dir():
+                path.unlink()
+        self._number, self._state = -1, None
         write_json(self.folder / "training.json", dict(facts))
 
     def facts(self) -> dict[str, Any]:
