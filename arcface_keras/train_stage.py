@@ -160,8 +160,8 @@ def _explained(run: RunFolder, safe: str = _SAFE) -> Iterator[None]:
         number = re.search(r"errno = (\d+)", str(error))
         raise OSError(
             error.errno or (int(number[1]) if number else errno.EIO),
-            f"the run folder must be writable and have room for what a training leaves. Received: {error}. "
-            f"{safe}",
+            "the run folder must be writable and have room for what a training leaves. "
+            f"Received: {error}. {safe}",
             error.filename or str(run.path),
         ) from error
 

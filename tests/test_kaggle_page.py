@@ -44,7 +44,7 @@ def test_page_has_the_commands_that_lead_to_a_submission() -> None:
 
 def test_command_that_the_parser_does_not_know_is_found() -> None:
     (words,) = commands("```bash\narcface-keras rehearse --no-such-option 1   # why\n```\n", "arcface-keras")
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=r"^2$"):
         _parser().parse_args(words[1:])
 
 

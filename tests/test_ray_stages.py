@@ -162,8 +162,8 @@ def test_exchange_folder_goes_whatever_happens_and_after_a_kill(tmp_path: Path) 
             (folder / "x").mkdir()
             with exchanging_in(tmp_path):
                 assert folder.is_dir(), "a stage within a stage leaves the folders of this process alone"
-        with pytest.raises(KeyboardInterrupt), exchange_folder() as folder:
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt, match="by hand"), exchange_folder() as folder:
+            raise KeyboardInterrupt("by hand")
     assert list(tmp_path.iterdir()) == []
     with exchange_folder() as folder:
         assert folder.parent == Path(tempfile.gettempdir())

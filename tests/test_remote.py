@@ -308,9 +308,21 @@ def test_embed_reads_photos_by_url(shop: Shop, store: Any, tmp_path: Path) -> No
     assert list(stages["embed"]["unreadable"]) == ["test_1_0"]
 
 
-@pytest.mark.parametrize("during", ["features", "training"])
+@pytest.mark.parametrize(
+    ("during", "trouble"),
+    [
+        ("features", RuntimeError("gone")),
+        ("training", RuntimeError("gone")),
+        ("training", PermissionError("token gone")),
+    ],
+)
 def test_train_by_url_says_when_its_server_goes_away(
-    catalogue: Write, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, during: str
+    catalogue: Write,
+    store: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    during: str,
+    trouble: Exception,
 ) -> None:
     import tiny_backbone
 
@@ -326,7 +338,7 @@ def test_train_by_url_says_when_its_server_goes_away(
     original = getattr(module, name)
 
     def gone(*values: Any, **options: Any) -> Any:
-        store.failures += [RuntimeError("gone")] * 1000
+        store.failures += [trouble] * 1000
         return original(*values, **options)
 
     with monkeypatch.context() as patch:

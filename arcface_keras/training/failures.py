@@ -5,7 +5,7 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 
 from arcface_keras._memory import some_names
-from arcface_keras.data.remote import RemoteError
+from arcface_keras.data.remote import RemoteError, RemoteRefusedError
 
 __all__ = ["Position", "explain_failures"]
 
@@ -59,7 +59,7 @@ class Position:
 
 def _kind_of(text: str) -> type[Exception] | None:
     """What TensorFlow's error, which holds the name of Python's own, is to be called; None: none of ours."""
-    if "RemoteError" in text:
+    if any(kind.__name__ in text for kind in (RemoteError, RemoteRefusedError)):
         return RemoteError
     return ValueError if "ImageError" in text or "FileNotFoundError" in text else None
 
